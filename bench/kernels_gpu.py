@@ -1,0 +1,316 @@
+"""Verifies and times generated kernels on the GPU of this machine.
+
+    python bench/kernels_gpu.py FOLDER [--out evidence.json] [--sanitize]
+
+FOLDER holds rms_norm.py, dsa_index.py and mla_value.py of one geometry. Every kernel is compared
+with an oracle in float64 (float32 where bits are compared) written from the maths: fresh random
+inputs, outputs poisoned with NaN, NaN in every padded place, strided views, eagerly and replayed
+from a CUDA graph with a side stream and a PDL chain. Times are medians over graph replays that
+walk through input sets larger than four times the L2 cache, divided by the launches of a graph.
+`--sanitize` runs a few eager launches only, for compute-sanitizer. Exit code 1 on any failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import itertools
+import json
+import statistics
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from kernel_cases import CASES, DEVICE, NAN, Verdict, noise
+from torch import Tensor
+
+from kpipe.runtime.host.compile import compile_kernel, flags_of
+
+ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
+QUERIES = (1, 4)
+REPLAYS = 50
+MAX_SETS = 160
+LAYERS = 3
+
+
+class Bench:
+    """Runs the cases of one folder and collects one record a check."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        major, minor = torch.cuda.get_device_capability()
+        self.arch = f"sm_{major}{minor}a"
+        self.cases = {name: make(load(folder / f"{name}.py")) for name, make in CASES.items()}
+        self.records: list[dict] = []
+        self.failures: list[str] = []
+
+    def compiled(self, name: str, **flags):
+        """(compiled kernel, its flags) for this GPU."""
+        module = self.cases[name].module
+        kernel = getattr(module, CASES[name].class_name)(**flags)
+        return compile_kernel(kernel, module.operands(), self.arch), dict(flags_of(kernel))
+
+    def record(self, name: str, flags: dict, rows: int, q: int, how: str, verdict: Verdict) -> None:
+        path = self.folder / f"{name}.py"
+        label = f"{name} {flags} rows {rows} q {q} {how}"
+        self.failures += [f"{label}: {text}" for text in verdict.wrong]
+        self.records.append(
+            {
+                "kernel": name,
+                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+                "flags": flags,
+                "arch": self.arch,
+                "rows": rows,
+                "q": q,
+                "how": how,
+                "max_relative_error": verdict.error,
+                "bound": verdict.bound,
+                "ok": not verdict.wrong,
+            }
+        )
+
+    def verify(self, row_counts: tuple[int, ...], variants: bool = True) -> None:
+        """Every kernel eagerly; with `variants` all flags, with and without PDL and release."""
+        for name, case in self.cases.items():
+            launches = [*case.variants, {"pdl": False}, {"release": False}] if variants else [{}]
+            for flags, rows, q in itertools.product(launches, row_counts, case.queries):
+                if rows % q:
+                    continue
+                kernel, all_flags = self.compiled(name, **flags)
+                given = case.inputs(rows, q)
+                done = run_eager(kernel, given, case.outputs)
+                self.record(name, all_flags, rows, q, "eager", case.check(given, done, q))
+
+    def verify_captured(self) -> None:
+        """rms_norm -> dsa_index as a PDL chain, mla_value on a side stream, three layers deep.
+
+        Inputs change and outputs are poisoned again between capture and replay.
+        """
+        for rows, q in itertools.product(ROWS, QUERIES):
+            if rows % q:
+                continue
+            layers = [
+                {name: case.inputs(rows, q) for name, case in self.cases.items()}
+                for _ in range(LAYERS)
+            ]
+            kernels = {name: self.compiled(name) for name in self.cases}
+            graph = capture_layers(layers, {name: kernels[name][0] for name in kernels})
+            for layer in layers:
+                for name, case in self.cases.items():
+                    refill(layer[name], case.inputs(rows, q))
+            before = [{n: snapshot(layer[n]) for n in layer} for layer in layers]
+            graph.replay()
+            torch.cuda.synchronize()
+            for layer, given in zip(layers, before, strict=True):
+                for name, case in self.cases.items():
+                    verdict = case.check(given[name], layer[name], q)
+                    self.record(name, kernels[name][1], rows, q, "captured", verdict)
+
+    def verify_chain(self, links: int = 8) -> None:
+        """A chain of rms_norm where each reads what its PDL predecessor wrote; bits must match."""
+        module = self.cases["rms_norm"].module
+        width, pitch = module.Q_LORA, module.PITCH
+        weights = [noise(width, scale=0.1) + 1 for _ in range(links)]
+        pools = [torch.zeros(links + 1, pitch, device=DEVICE).bfloat16() for _ in range(2)]
+        pools[0][0], pools[1][0] = (noise(pitch),) * 2
+        columns = [pool[:, :width] for pool in pools]
+        slow, flags = self.compiled("rms_norm", pdl=False, release=False)
+        fast, flags = self.compiled("rms_norm")
+
+        def chain(kernel, column: Tensor, settle) -> None:
+            for link, weight in enumerate(weights):
+                # One row: a packed row and a contiguous one differ in their stride only.
+                target = column[link + 1].view(1, width)
+                kernel(column[link : link + 1], weight, target)
+                settle()
+
+        chain(slow, columns[0], torch.cuda.synchronize)
+        chain(fast, columns[1], lambda: None)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            chain(fast, columns[1], lambda: None)
+        for how in ("eager chain", "captured chain"):
+            verdict = Verdict()
+            torch.cuda.synchronize()
+            verdict.equal(how, columns[1], columns[0])
+            self.record("rms_norm", flags, 1, 1, how, verdict)
+            columns[1][1:].fill_(NAN)
+            graph.replay()
+
+    def verify_far_slot(self) -> None:
+        """A slot whose byte offset passes 2^32 must hit its own page and no aliased one."""
+        case = self.cases["dsa_index"]
+        m = case.module
+        page_bytes = m.PAGE * m.TOKEN_BYTES
+        blocks = 2**32 // page_bytes + 8
+        given = case.inputs(2, 1)
+        cache = torch.zeros(blocks, m.PAGE, m.TOKEN_BYTES, dtype=torch.uint8, device=DEVICE)
+        given["index_kv"] = cache
+        far = (blocks - 1) * m.PAGE + 5
+        given["index_slots"] = torch.tensor([far, 2**31 // page_bytes * m.PAGE + 69], device=DEVICE)
+        kernel, flags = self.compiled("dsa_index")
+        kernel(*given.values())
+        verdict = Verdict()
+        touched = cache.flatten(1).any(1).nonzero().flatten().tolist()
+        expected = sorted(slot // m.PAGE for slot in given["index_slots"].tolist())
+        if touched != expected:
+            verdict.wrong.append(f"far slots: pages {touched[:4]} written, not {expected}")
+        self.record("dsa_index", flags, 2, 1, "far slots", verdict)
+
+    def time(self) -> None:
+        """Median microseconds a launch: one after the other, and chained with itself under PDL."""
+        chains = ({"pdl": False, "release": False}, {})
+        for (name, case), rows in itertools.product(self.cases.items(), ROWS):
+            given = case.inputs(rows, 1)
+            used = sum(tensor.numel() * tensor.element_size() for tensor in given.values())
+            count = min(MAX_SETS, max(16, 4 * l2_bytes() // used + 1))
+            sets = [given, *(case.inputs(rows, 1) for _ in range(count - 1))]
+            for variant, chained in itertools.product(case.variants, chains):
+                kernel, flags = self.compiled(name, **variant, **chained)
+                kernel(*given.values())
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    for arguments in sets:
+                        kernel(*arguments.values())
+                entry = self.entry(name, flags, rows)
+                entry["median_us"] = replay_us(graph) / count
+                entry["larger_than_l2"] = used * count > 4 * l2_bytes()
+
+    def entry(self, name: str, flags: dict, rows: int) -> dict:
+        """The record that a timing belongs to; a new one without a check where there is none."""
+        for entry in self.records:
+            same = (entry["kernel"], entry["flags"], entry["rows"], entry["q"], entry["how"])
+            if same == (name, flags, rows, 1, "eager"):
+                return entry
+        self.records.append({"kernel": name, "flags": flags, "rows": rows, "q": 1, "how": "timed"})
+        return self.records[-1]
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"generated_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_eager(kernel, given: dict[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
+    """Launches on copies of the outputs, so that `given` keeps what was there before."""
+    done = {name: copy_of(given[name]) if name in outputs else given[name] for name in given}
+    kernel(*done.values())
+    torch.cuda.synchronize()
+    return done
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """A copy with the same strides."""
+    extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    storage = torch.empty(extent, dtype=tensor.dtype, device=DEVICE)
+    return storage.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+
+def snapshot(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: copy_of(tensor) for name, tensor in tensors.items()}
+
+
+def refill(tensors: dict[str, Tensor], fresh: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        tensor.copy_(fresh[name])
+
+
+def capture_layers(layers: list[dict], kernels: dict) -> torch.cuda.CUDAGraph:
+    """A graph of all layers: the chain on the capturing stream, the value beside it."""
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        for layer in layers:
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                kernels["mla_value"](*layer["mla_value"].values())
+            kernels["rms_norm"](*layer["rms_norm"].values())
+            kernels["dsa_index"](*layer["dsa_index"].values())
+            main.wait_stream(side)
+    return graph
+
+
+def replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    """Median microseconds of a replay."""
+    times = []
+    for _ in range(REPLAYS + 5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * start.elapsed_time(end))
+    return statistics.median(times[5:])
+
+
+def l2_bytes() -> int:
+    return torch.cuda.get_device_properties(0).L2_cache_size
+
+
+def versions() -> dict[str, str]:
+    import cutlass
+
+    found = {"torch": torch.__version__, "cuda": torch.version.cuda, "cutlass": cutlass.__version__}
+    try:
+        found["tvm_ffi"] = version("apache-tvm-ffi")
+    except PackageNotFoundError:
+        found["tvm_ffi"] = "unknown"
+    return found
+
+
+def table(records: list[dict]) -> str:
+    """Worst error of every kernel, and its times by rows."""
+    lines = []
+    for name in CASES:
+        mine = [entry for entry in records if entry["kernel"] == name]
+        judged = [entry for entry in mine if "ok" in entry]
+        failed = sum(not entry["ok"] for entry in judged)
+        worst = max(
+            entry["max_relative_error"] / entry["bound"] for entry in judged if entry["bound"]
+        )
+        lines.append(
+            f"{name}: {len(judged)} checks, {failed} failed, worst {worst:.3f} of its bound"
+        )
+        timed: dict[str, list[str]] = {}
+        for entry in mine:
+            if "median_us" in entry:
+                key = " ".join(f"{flag}={value}" for flag, value in entry["flags"].items())
+                timed.setdefault(key, []).append(f"{entry['rows']}:{entry['median_us']:.2f}")
+        lines += [f"  {key:<58} {' '.join(values)}" for key, values in timed.items()]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--sanitize", action="store_true", help="a few eager launches, no timing")
+    options = parser.parse_args()
+    torch.manual_seed(torch.seed() % 2**31)
+    bench = Bench(options.folder)
+    if options.sanitize:
+        bench.verify((20,), variants=False)
+    else:
+        bench.verify(ROWS)
+        bench.verify_captured()
+        bench.verify_chain()
+        bench.verify_far_slot()
+        bench.time()
+    gpu = torch.cuda.get_device_name()
+    document = {"gpu": gpu, "versions": versions(), "records": bench.records}
+    if options.out:
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+    print("\n".join(bench.failures[:40]))
+    print(table(bench.records))
+    print("FAILED" if bench.failures else "ok", len(bench.failures), gpu, bench.arch)
+    return 1 if bench.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

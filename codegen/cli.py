@@ -1,0 +1,229 @@
+"""The command line.  Everything but click is imported inside the commands.
+
+stdout is data, stderr is talk.  A user's mistake never shows a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import click
+
+from kpipe.codegen.version import __version__
+
+FINE, FINDINGS, USAGE, DRIFT, ENVIRONMENT, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 4, 70, 130
+
+DAILY = ("check", "generate", "plan")
+EXIT_CODES = (
+    ("0", "fine: nothing to report"),
+    ("1", "findings: the spec is wrong, or a file was edited by hand"),
+    ("2", "usage, settings or input that cannot be read"),
+    ("3", "drift: generated files differ (generate --check, --diff)"),
+    ("4", "the environment lacks something"),
+    ("70", "internal error"),
+)
+
+
+class Root(click.Group):
+    """The group: help in sections, and one place that turns exceptions into exit codes."""
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """The daily verbs, the other commands, the exit codes."""
+        names = self.list_commands(context)
+        others = [name for name in names if name not in DAILY]
+        for title, group in (("Commands", DAILY), ("More commands", others)):
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, self.commands[name].get_short_help_str(80)) for name in group]
+                )
+        with formatter.section("Exit codes"):
+            formatter.write_dl(EXIT_CODES)
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> NoReturn:
+        """Run and leave with one of the documented exit codes."""
+        words = list(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        code = FINE
+        try:
+            result = super().main(words, prog_name or "kpipe", **extra)
+            code = result if isinstance(result, int) else FINE
+            sys.stdout.flush()
+        except Exception as error:
+            code = _exit_code_of(error, debug="--debug" in words)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            code = INTERRUPTED
+        sys.exit(code)
+
+
+def _exit_code_of(error: Exception, *, debug: bool) -> int:
+    from kpipe.codegen.diagnostics import SpecError
+
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, click.Abort):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    if isinstance(error, click.ClickException):
+        error.show()
+        return USAGE
+    if isinstance(error, BrokenPipeError):  # the reader of the pipe has seen enough
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
+    if isinstance(error, SpecError):
+        from kpipe.codegen.commands.common import exit_code, show_findings
+
+        show_findings(error.diagnostics, {}, "text", color="auto", err=True)
+        return exit_code(error.diagnostics)
+    if debug:
+        import traceback
+
+        click.echo(traceback.format_exc(), err=True, nl=False)
+    first = str(error).partition("\n")[0]
+    hint = "" if debug else ", with the output of the same command and --debug"
+    click.echo(f"internal error: {type(error).__name__}: {first}; please report{hint}", err=True)
+    return INTERNAL
+
+
+def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that every command has."""
+    debug = click.option(
+        "--debug", is_flag=True, expose_value=False, help="Show a traceback for an internal error."
+    )
+    color = click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        show_default=True,
+        help="Colour; auto is on for a terminal, unless NO_COLOR is set.",
+    )
+    return color(debug(function))
+
+
+_SPECS = click.argument("specs", nargs=-1, metavar="[SPEC]...", type=click.Path())
+
+
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kpipe", message="%(prog)s %(version)s")
+def main() -> None:
+    """Specification of a decode layer in, CuTe-DSL kernels and orchestration out."""
+    from kpipe.codegen.config import check_environment
+
+    check_environment()
+
+
+@main.command()
+@_SPECS
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "concise", "json", "github"]),
+    default="text",
+    show_default=True,
+)
+@common_options
+def check(specs: tuple[str, ...], form: str, color: str) -> int:
+    """Read, validate and plan; write nothing.
+
+    Without SPEC: every spec that `pipelines` in the project's settings names.
+    """
+    from kpipe.codegen.commands.check import run
+
+    return run(specs, form, color)
+
+
+@main.command()
+@_SPECS
+@click.option("--check", "mode", flag_value="check", help="List drift, exit 3; write nothing.")
+@click.option("--diff", "mode", flag_value="diff", help="Show drift as a diff, exit 3.")
+@click.option("--out", metavar="DIR", type=click.Path(), help="Output root [default: generated].")
+@click.option("--force", is_flag=True, help="Overwrite files that were edited by hand.")
+@common_options
+def generate(
+    specs: tuple[str, ...], mode: str | None, out: str | None, force: bool, color: str
+) -> int:
+    """Write the generated folder of each spec, and only files that differ.
+
+    All or nothing: with a finding in any spec nothing is written.
+    """
+    from kpipe.codegen.commands.generate import run
+
+    return run(specs, mode or "write", out, force, color)
+
+
+@main.command()
+@click.argument("spec", type=click.Path())
+@click.option("--rows", type=int, metavar="N", help="Launches of this row count.")
+@click.option("--q", "q", type=int, metavar="N", help="Launches of this query length.")
+@click.option("--arch", metavar="A", help="Launches on this architecture, e.g. sm_90a.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@common_options
+def plan(
+    spec: str, rows: int | None, q: int | None, arch: str | None, form: str, color: str
+) -> int:
+    """Show the resolved plan: tables, memory, launches, and why.
+
+    Launches are shown once per distinct launch list, or for the steps that --rows, --q and
+    --arch select.
+    """
+    from kpipe.codegen.commands.plan import run
+
+    return run(spec, rows, q, arch, form, color)
+
+
+@main.command()
+@click.argument("code")
+@common_options
+def explain(code: str, color: str) -> int:
+    """Explain a rule: why it exists, an example, the repair."""
+    from kpipe.codegen.commands.rules import run_explain
+
+    return run_explain(code, color)
+
+
+@main.command()
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@common_options
+def rules(form: str, color: str) -> int:
+    """List every rule."""
+    from kpipe.codegen.commands.rules import run_rules
+
+    return run_rules(form)
+
+
+@main.command()
+@click.option("--out", metavar="DIR", type=click.Path(), help="Write the two files there.")
+@common_options
+def schema(out: str | None, color: str) -> int:
+    """Print or export the JSON schemas (draft-07) for editors."""
+    from kpipe.codegen.commands.schema import run
+
+    return run(out)
+
+
+@main.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="FOLDER [OPTIONS]...")
+def verify(arguments: tuple[str, ...]) -> int:
+    """Compare a generated folder's kernels with the reference (kpipe.runtime.verify)."""
+    import subprocess
+
+    # Its own process: the generator never loads the runtime, nor torch.
+    command = [sys.executable, "-m", "kpipe.runtime.verify", *arguments]
+    return subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    main()

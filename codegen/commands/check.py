@@ -1,0 +1,129 @@
+"""`kpipe check`: read, validate and plan; every finding of every spec."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import click
+
+from kpipe.codegen.commands.common import (
+    Progress,
+    aligned,
+    exit_code,
+    expand_specs,
+    show_findings,
+)
+from kpipe.codegen.diagnostics import Diagnostic, SpecError, count_line, render_json
+from kpipe.codegen.plan.api import resolve_spec
+from kpipe.codegen.plan.build import build_plan, refuse_unbuilt
+from kpipe.codegen.plan.model import PipelinePlan
+from kpipe.codegen.plan.report import Report
+from kpipe.codegen.version import __version__
+
+_BETWEEN = {
+    "waits": "kernels that wait for their predecessor under PDL",
+    "full": "a full dependency",
+    "silent": "nothing known",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One checked spec."""
+
+    path: str
+    status: str  # ok, draft, findings
+    facts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    found: tuple[Diagnostic, ...] = ()
+
+
+def run(specs: tuple[str, ...], form: str, color: str) -> int:
+    """Check specs and print the result; returns the exit code."""
+    paths = expand_specs(specs)
+    texts: dict[str, str] = {}
+    verdicts = []
+    progress = Progress(len(paths))
+    for number, path in enumerate(paths, 1):
+        progress.step(number, path)
+        verdicts.append(check_one(path, texts))
+    progress.close()
+    found = tuple(dict.fromkeys(d for verdict in verdicts for d in verdict.found))
+    code = exit_code(found)
+    if form == "json":
+        click.echo(_as_json(verdicts, found, code), nl=False)
+        return code
+    show_findings(found, texts, form, color=color)
+    fine = [verdict for verdict in verdicts if not verdict.found]
+    if form == "text":
+        if found and fine:
+            click.echo()
+        for line in _lines(fine):
+            click.echo(line)
+    plural = "" if len(paths) == 1 else "s"
+    click.echo(f"{len(paths)} pipeline{plural} checked, {count_line(found)}", err=True)
+    return code
+
+
+def check_one(path: str, texts: dict[str, str]) -> Verdict:
+    """The verdict on one spec; a draft is resolved, not planned."""
+    try:
+        resolved = resolve_spec(path, texts)
+        if resolved.spec.draft is not None:
+            missing = ", ".join(sorted(resolved.missing))
+            return Verdict(path, "draft", _count(len(resolved.modes), "mode"), (f"no contract yet: {missing}",))
+        refuse_unbuilt(resolved)
+        plan = build_plan(resolved, Report(resolved.source))
+    except SpecError as error:
+        return Verdict(path, "findings", found=error.diagnostics)
+    return Verdict(path, "ok", _facts(plan, len(resolved.spec.stages)), _notes(plan))
+
+
+def _facts(plan: PipelinePlan, stages: int) -> tuple[str, ...]:
+    return (
+        *_count(stages, "stage"),
+        *_count(len(plan.modes), "mode"),
+        *_count(len(plan.plans), "step"),
+        *_count(len(plan.methods), "launch list"),
+        f"schedule {plan.status}",
+    )
+
+
+def _count(number: int, noun: str) -> tuple[str]:
+    return (f"{number} {noun}{'' if number == 1 else 's'}",)
+
+
+def _notes(plan: PipelinePlan) -> tuple[str, ...]:
+    between = plan.environment["between_layers"]
+    notes = [f"assumes {_BETWEEN[between]} between two layers (between_layers: {between})"]
+    notes += [f"{mode} -> {other}: {reason}" for mode, other, reason in plan.fallbacks]
+    if plan.missing_kernels:
+        notes.append(f"no kernel yet: {', '.join(plan.missing_kernels)}")
+    return tuple(notes)
+
+
+def _lines(verdicts: list[Verdict]) -> list[str]:
+    width = max((len(verdict.facts) for verdict in verdicts), default=0)
+    rows = [
+        (v.path, v.status, *v.facts, *[""] * (width - len(v.facts))) for v in verdicts
+    ]
+    lines = []
+    for row, verdict in zip(aligned(rows), verdicts, strict=True):
+        lines += [row, *(f"  {note}" for note in verdict.notes)]
+    return lines
+
+
+def _as_json(verdicts: list[Verdict], found: tuple[Diagnostic, ...], code: int) -> str:
+    reasons = {0: "fine", 1: "findings", 2: "unreadable"}
+    payload = {
+        "schema": "kpipe.check/1",
+        "kpipe": __version__,
+        "pipelines": [
+            {"path": v.path, "status": v.status, "facts": list(v.facts), "notes": list(v.notes)}
+            for v in verdicts
+        ],
+        "findings": json.loads(render_json(sorted(found))),
+        "exit": {"code": code, "reason": reasons[code]},
+    }
+    return json.dumps(payload, indent=2) + "\n"

@@ -1,0 +1,1 @@
+"""The contracts: one file per op family, one table per op."""

@@ -1,0 +1,244 @@
+"""What an op promises: the vocabulary in which contracts are written.
+
+A contract is a table.  It names the operands an op touches, how and in which phase it touches
+them, where it waits and releases under programmatic dependent launch (PDL), what it cannot do,
+and the reference function that defines its result.  The planner binds operands to buffers by
+name; the order of operands is the order of arguments of the reference function and of the
+kernel alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """Where the memory behind an operand comes from."""
+
+    BUFFER = "buffer"  # a buffer, a column of one, or a mailbox, declared in the spec
+    WEIGHT = "weight"  # bound once in prepare(), never written
+    CACHE = "cache"  # paged bytes that outlive the step
+    STEP = "step"  # handed in for every step (lengths, slots, tables, hidden, out)
+
+
+class Access(Enum):
+    """How an op touches an operand."""
+
+    READ = "read"
+    WRITE = "write"
+    INSERT = "insert"  # writes some cache rows, leaves the others as they are
+    UPDATE = "update"  # reads and rewrites (recurrent state)
+    PUBLISH = "publish"  # writes mailbox words of peers (and of this rank)
+    POLL = "poll"  # reads mailbox words until none of them is the sentinel
+    CONSUME = "consume"  # polls, then stores the sentinel back (re-arms)
+    EXCHANGE = "exchange"  # publishes its share, then consumes everybody's
+    REARM = "rearm"  # stores the sentinel back without reading
+    LAYOUT = "layout"  # needs shape and strides only, no bytes
+
+    @property
+    def reads(self) -> bool:
+        return self in (Access.READ, Access.UPDATE) or self.polls
+
+    @property
+    def polls(self) -> bool:
+        return self in (Access.POLL, Access.CONSUME, Access.EXCHANGE)
+
+    @property
+    def writes(self) -> bool:
+        return self in (Access.WRITE, Access.INSERT, Access.UPDATE) or self.publishes
+
+    @property
+    def publishes(self) -> bool:
+        return self in (Access.PUBLISH, Access.EXCHANGE)
+
+    @property
+    def rearms(self) -> bool:
+        return self in (Access.CONSUME, Access.EXCHANGE, Access.REARM)
+
+
+class Phase(Enum):
+    """When an access may begin: before or after the op's PDL wait."""
+
+    PROLOGUE = "prologue"
+    BODY = "body"
+
+
+class Release(Enum):
+    """Where an op calls `griddepcontrol.launch_dependents` when it is not held."""
+
+    NEVER = "never"
+    AFTER_WAIT = "after_wait"
+    AFTER_LOADS = "after_loads"
+    LIBRARY = "library"  # inside a library kernel, cannot be moved
+
+
+class Derive(Enum):
+    """How the planner decides a flag from the mode that an op stands in."""
+
+    CONTEXT_PARALLEL = "context_parallel"  # the spec shards contexts (`parallel.dcp` is given)
+    ONLY_WRITER = "only_writer"  # the operand has a reader and no other writer in this mode
+    IS_WRITTEN = "is_written"  # another op writes the operand ahead of this one
+    ONLY_POLLER = "only_poller"  # no other op polls the operand in this mode
+    OPTION = "option"  # read from the stage's `options`
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One argument of an op.
+
+    `shape` is a tuple of shape expressions over geometry dimensions, `rows`, `requests` and
+    `rows_cap`.  An operand with `when` exists only where that flag is set (`!flag`: unset) and
+    is passed by keyword.
+    """
+
+    name: str
+    kind: Kind
+    access: Access
+    shape: tuple[str, ...]
+    dtype: str
+    phase: Phase = Phase.BODY
+    when: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """True where the orchestration passes it; weights are bound in prepare()."""
+        return self.kind is not Kind.WEIGHT
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A kernel flag that the planner derives; `operand` is what it is derived from."""
+
+    name: str
+    derive: Derive
+    operand: str = ""
+    doc: str = ""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A word that a stage may set under `options:`; the first choice is the default.
+
+    With `table` the value may vary by rows.  An empty `choices` means a positive integer.
+    """
+
+    name: str
+    choices: tuple[str, ...] = ()
+    table: bool = False
+    doc: str = ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an op cannot do.  Empty tuples mean no limit."""
+
+    archs: tuple[str, ...] = ()
+    heads: tuple[tuple[int, int], ...] = ()  # inclusive ranges of head rows of one launch
+    head_pad: tuple[int, ...] = ()  # head counts that it is padded up to
+    cache_formats: tuple[str, ...] = ()
+    pages: tuple[int, ...] = ()
+    queries: tuple[int, ...] = ()
+    max_rows: int = 0
+    dcp: bool = True  # may stand in a context-parallel spec
+    tp: bool = True  # may stand in a spec without context parallelism
+    interleaves: tuple[int, ...] = ()
+    divides: tuple[tuple[str, int], ...] = ()  # dimension must be a multiple
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Private workspace of an op; `bytes` is a shape expression evaluated per plan."""
+
+    name: str
+    bytes: str
+    zero_once: bool = False
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The promise of one op."""
+
+    name: str
+    doc: str
+    operands: tuple[Operand, ...]
+    reference: str  # "module:function" below kpipe.runtime.reference
+    source: str = "kpipe"
+    kernel: str = ""  # template below templates/kernels; empty: no kernel of ours yet
+    flags: tuple[Flag, ...] = ()
+    options: tuple[Option, ...] = ()
+    constants: tuple[str, ...] = ()  # geometry names that the op is specialised on
+    waits: bool = True
+    release: Release = Release.AFTER_WAIT
+    limits: Limits = Limits()
+    scratch: tuple[Scratch, ...] = ()
+    rounds: Mapping[str, str] | tuple = ()  # numerics points that the kernel fixes
+    lse_base: str = ""  # "2" or "e" where it writes an LSE
+    empty_row: str = ""  # what it writes for a row without keys
+    tile: tuple[str, ...] = ()  # names of tactic fields
+    takes_rows: bool = False  # no operand tells it how many rows the step has
+
+    def operand(self, name: str) -> Operand | None:
+        """The operand of that name, or None."""
+        return next((operand for operand in self.operands if operand.name == name), None)
+
+    @property
+    def early_reads(self) -> tuple[str, ...]:
+        """Non-weight operands that the op touches before its wait."""
+        return tuple(
+            operand.name
+            for operand in self.operands
+            if operand.kind is not Kind.WEIGHT
+            and operand.access is not Access.LAYOUT
+            and (operand.phase is Phase.PROLOGUE or not self.waits)
+        )
+
+    @property
+    def polls(self) -> tuple[Operand, ...]:
+        """Operands on which it spins until a peer has written."""
+        return tuple(operand for operand in self.operands if operand.access.polls)
+
+
+def reads(name: str, shape: str, dtype: str, *, early: bool = False, when: str = "") -> Operand:
+    """A buffer or column that the op reads."""
+    phase = Phase.PROLOGUE if early else Phase.BODY
+    return Operand(name, Kind.BUFFER, Access.READ, _split(shape), dtype, phase, when)
+
+
+def writes(name: str, shape: str, dtype: str, *, when: str = "") -> Operand:
+    """A buffer that the op writes completely (all rows, all elements)."""
+    return Operand(name, Kind.BUFFER, Access.WRITE, _split(shape), dtype, when=when)
+
+
+def weight(name: str, shape: str, dtype: str = "bf16") -> Operand:
+    """A static tensor; it may be loaded before the wait."""
+    return Operand(name, Kind.WEIGHT, Access.READ, _split(shape), dtype, Phase.PROLOGUE)
+
+
+def step(name: str, shape: str, dtype: str, *, write: bool = False, when: str = "") -> Operand:
+    """A tensor that the engine hands in for every step."""
+    access = Access.WRITE if write else Access.READ
+    return Operand(name, Kind.STEP, access, _split(shape), dtype, when=when)
+
+
+def cache(name: str, access: Access, *, early: bool = False) -> Operand:
+    """A paged cache; its bytes are described by the buffer's cache format."""
+    phase = Phase.PROLOGUE if early else Phase.BODY
+    return Operand(name, Kind.CACHE, access, (), "u8", phase)
+
+
+def mailbox(name: str, access: Access, shape: str, dtype: str, *, when: str = "") -> Operand:
+    """Memory that peers write and this rank polls; the shape is that of one parity."""
+    return Operand(name, Kind.BUFFER, access, _split(shape), dtype, when=when)
+
+
+def _split(shape: str) -> tuple[str, ...]:
+    """Shape expressions, comma separated; commas inside parentheses belong to a call."""
+    parts, depth, start = [], 0, 0
+    for position, letter in enumerate(shape):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append(shape[start:position].strip())
+            start = position + 1
+    return (*parts, shape[start:].strip())

@@ -1,0 +1,134 @@
+"""Contracts of the indexer: index query and key, scores, exact top-k, candidate exchange."""
+
+from __future__ import annotations
+
+from .contract import (
+    Access,
+    Contract,
+    Derive,
+    Flag,
+    Limits,
+    Option,
+    Release,
+    cache,
+    mailbox,
+    reads,
+    step,
+    weight,
+    writes,
+)
+
+_TIE = Option(
+    "tie", ("low_id", "high_id"), doc="which of several equal scores at the k-th place is kept"
+)
+
+_KEY_OPERANDS = (
+    reads("wk", "rows, index_dim", "bf16"),
+    reads("wv", "rows, index_heads", "bf16"),
+    step("index_slots", "rows", "i64"),
+    weight("index_k_norm", "index_dim", "fp32"),
+    weight("index_k_bias", "index_dim", "fp32"),
+    cache("index_kv", Access.INSERT),
+    writes("index_q8", "rows, index_heads, index_dim", "fp8"),
+    writes("index_w", "rows, index_heads", "fp32"),
+)
+
+DSA_INDEX = Contract(
+    name="dsa_index",
+    doc="Indexer operands: LayerNorm of the key, UE8M0 quantisation of key and query, paged key "
+    "insert, head weights with every scale folded in.",
+    operands=(reads("index_q", "rows, index_heads * index_dim", "bf16"), *_KEY_OPERANDS),
+    constants=("index_eps", "index_heads", "index_dim", "index_quant"),
+    reference="indexer:dsa_index",
+    kernel="dsa_index",
+    limits=Limits(cache_formats=("index_fp8",), divides=(("index_dim", 32),)),
+)
+
+INDEX_FRONT = Contract(
+    name="index_front",
+    doc="q_a norm, index query GEMM and dsa_index in one kernel; the index query stays FP32 until "
+    "it is quantised. Reads q_c where another op of the mode has written it.",
+    operands=(
+        reads("q_a", "rows, q_lora", "bf16", when="!normalized"),
+        reads("q_c", "rows, q_lora", "bf16", when="normalized"),
+        weight("q_norm", "q_lora"),
+        weight("index_q_b", "index_heads * index_dim, q_lora"),
+        *_KEY_OPERANDS,
+    ),
+    flags=(Flag("normalized", Derive.IS_WRITTEN, "q_c"),),
+    constants=("rms_eps", "index_eps", "index_heads", "index_dim", "index_quant"),
+    reference="indexer:index_front",
+    limits=Limits(cache_formats=("index_fp8",)),
+    tile=("tile_n",),
+)
+
+INDEX_SCORES = Contract(
+    name="index_scores",
+    doc="score_j = k_scale_j * sum_h w_h * relu(q_h . k_j) over the visible keys (this rank's, "
+    "where contexts are sharded), FP32; columns past the visible length are left alone.",
+    operands=(
+        reads("index_q8", "rows, index_heads, index_dim", "fp8"),
+        reads("index_w", "rows, index_heads", "fp32"),
+        cache("index_kv", Access.READ),
+        step("index_table", "requests, index_pages", "i32"),
+        step("lengths", "requests", "i32"),
+        writes("scores", "rows, context", "fp32"),
+    ),
+    constants=("shard",),
+    reference="indexer:index_scores",
+    limits=Limits(cache_formats=("index_fp8",), queries=(1, 2, 4)),
+    tile=("tile_keys",),
+)
+
+TOPK_SELECT = Contract(
+    name="topk_select",
+    doc="Exact top-k of the visible scores, mapped to physical cache rows, -1 behind the last.",
+    operands=(
+        reads("scores", "rows, context", "fp32"),
+        step("lengths", "requests", "i32"),
+        step("block_table", "requests, pages", "i32"),
+        cache("latent_kv", Access.LAYOUT),
+        writes("selected", "rows, top_k", "i32"),
+        writes("valid", "rows", "i32"),
+    ),
+    options=(_TIE,),
+    constants=("top_k",),
+    reference="select:topk_select",
+    limits=Limits(dcp=False),
+)
+
+TOPK_LOCAL = Contract(
+    name="topk_local",
+    doc="This rank's best min(top_k, local visible) keys, published to every rank as pairs of "
+    "(score bits, global id); the tail holds (-inf, no id).",
+    operands=(
+        reads("scores", "rows, context", "fp32"),
+        step("lengths", "requests", "i32"),
+        mailbox("candidates", Access.PUBLISH, "dcp, rows_cap, top_k, 2", "i32"),
+    ),
+    options=(_TIE,),
+    constants=("top_k", "shard"),
+    reference="select:topk_local",
+    limits=Limits(tp=False),
+)
+
+TOPK_MERGE = Contract(
+    name="topk_merge",
+    doc="Exact global top-k of all ranks' candidates, kept to the keys that this rank owns, as "
+    "physical rows, compacted valid-first. Re-arms the candidates.",
+    operands=(
+        mailbox("candidates", Access.CONSUME, "dcp, rows_cap, top_k, 2", "i32"),
+        step("lengths", "requests", "i32"),
+        step("block_table", "requests, pages", "i32"),
+        cache("latent_kv", Access.LAYOUT),
+        writes("selected", "rows, top_k", "i32"),
+        writes("valid", "rows", "i32"),
+    ),
+    options=(_TIE,),
+    constants=("top_k", "shard"),
+    reference="select:topk_merge",
+    release=Release.NEVER,
+    limits=Limits(tp=False),
+)
+
+CONTRACTS = (DSA_INDEX, INDEX_FRONT, INDEX_SCORES, TOPK_SELECT, TOPK_LOCAL, TOPK_MERGE)

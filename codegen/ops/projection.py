@@ -1,0 +1,88 @@
+"""Contracts of the projections: packed input rows, index query, o-projection."""
+
+from __future__ import annotations
+
+from .contract import (
+    Access,
+    Contract,
+    Derive,
+    Flag,
+    Limits,
+    Option,
+    Release,
+    mailbox,
+    reads,
+    step,
+    weight,
+    writes,
+)
+
+PACKED_GEMM = Contract(
+    name="packed_gemm",
+    doc="One GEMM for all input projections: y = x @ W^T, FP32 accumulation, one cast to BF16.",
+    operands=(
+        step("hidden", "rows, hidden", "bf16"),
+        weight("packed", "pitch, hidden"),
+        writes("projected", "rows, pitch", "bf16"),
+    ),
+    reference="projection:packed_gemm",
+    release=Release.AFTER_LOADS,
+    tile=("tile_n", "split_k"),
+)
+
+INDEX_GEMM = Contract(
+    name="index_gemm",
+    doc="Indexer query: iq = q_c @ Wq_index^T, FP32 accumulation, rounded to BF16.",
+    operands=(
+        reads("q_c", "rows, q_lora", "bf16"),
+        weight("index_q_b", "index_heads * index_dim, q_lora"),
+        writes("index_q", "rows, index_heads * index_dim", "bf16"),
+    ),
+    reference="projection:index_gemm",
+    tile=("tile_n", "split_k"),
+)
+
+O_PROJ = Contract(
+    name="o_proj",
+    doc="Output projection of this rank's heads: partial[rows, hidden], BF16. Under context "
+    "parallelism the partial goes straight into the peers' mailboxes.",
+    operands=(
+        reads("gated", "rows, heads * v_dim", "bf16"),
+        weight("o_proj", "hidden, heads * v_dim"),
+        step("out", "rows, hidden", "bf16", write=True, when="!dcp"),
+        mailbox("o_mail", Access.PUBLISH, "tp, rows_cap, hidden", "bf16", when="dcp"),
+    ),
+    flags=(
+        Flag("dcp", Derive.CONTEXT_PARALLEL),
+        Flag("two_shot", Derive.OPTION, "reduce"),
+    ),
+    options=(
+        Option(
+            "reduce",
+            ("one_shot", "two_shot"),
+            table=True,
+            doc="one_shot: every rank gets every partial; two_shot: each column goes to its owner.",
+        ),
+    ),
+    reference="projection:o_proj",
+    release=Release.AFTER_WAIT,
+    tile=("tile_n", "split_k"),
+)
+
+O_REDUCE = Contract(
+    name="o_reduce",
+    doc="Sums the ranks' partials in rank order in FP32, rounds once to BF16. Two-shot: sums the "
+    "columns it owns, publishes them to every rank, then polls the gathered row.",
+    operands=(
+        mailbox("o_mail", Access.CONSUME, "tp, rows_cap, hidden", "bf16"),
+        step("out", "rows, hidden", "bf16", write=True),
+        mailbox("o_gather", Access.EXCHANGE, "rows_cap, hidden", "bf16", when="two_shot"),
+    ),
+    flags=(Flag("two_shot", Derive.OPTION, "reduce"),),
+    options=(Option("reduce", ("one_shot", "two_shot"), table=True),),
+    reference="reduce:o_reduce",
+    release=Release.NEVER,
+    limits=Limits(tp=False, divides=(("hidden", 8),)),
+)
+
+CONTRACTS = (PACKED_GEMM, INDEX_GEMM, O_PROJ, O_REDUCE)

@@ -1,0 +1,90 @@
+"""Contracts of the value stage: merge of the ranks' partials, W_UV, output gate."""
+
+from __future__ import annotations
+
+from .contract import (
+    Access,
+    Contract,
+    Derive,
+    Flag,
+    Limits,
+    Release,
+    mailbox,
+    reads,
+    step,
+    weight,
+    writes,
+)
+
+MLA_VALUE = Contract(
+    name="mla_value",
+    doc="v = BF16(W_UV^T . latent), out = BF16(v * sigmoid(gate)); a row without keys is set to "
+    "zero by selection, whatever its gate holds.",
+    operands=(
+        reads("latent", "rows, heads, kv_lora", "bf16"),
+        reads("gate", "rows, heads * v_dim", "bf16"),
+        step("lengths", "requests", "i32"),
+        weight("w_uv", "heads, v_dim, kv_lora"),
+        writes("gated", "rows, heads * v_dim", "bf16"),
+    ),
+    constants=("rounds", "sigmoid"),
+    reference="value:mla_value",
+    kernel="mla_value",
+    release=Release.AFTER_LOADS,
+    limits=Limits(dcp=False, divides=(("kv_lora", 32), ("v_dim", 32))),
+)
+
+VALUE_BMM = Contract(
+    name="value_bmm",
+    doc="v = BF16(W_UV^T . latent) as one batched library GEMM, for many rows.",
+    source="torch",
+    operands=(
+        reads("latent", "rows, heads, kv_lora", "bf16"),
+        weight("w_uv", "heads, v_dim, kv_lora"),
+        writes("values", "heads, rows, v_dim", "bf16"),
+    ),
+    reference="value:value_bmm",
+    waits=False,
+    release=Release.LIBRARY,
+    limits=Limits(dcp=False),
+)
+
+MLA_GATE = Contract(
+    name="mla_gate",
+    doc="out = BF16(v * sigmoid(gate)), zero for rows without keys; behind value_bmm.",
+    operands=(
+        reads("values", "heads, rows, v_dim", "bf16"),
+        reads("gate", "rows, heads * v_dim", "bf16"),
+        step("lengths", "requests", "i32"),
+        writes("gated", "rows, heads * v_dim", "bf16"),
+    ),
+    constants=("sigmoid",),
+    reference="value:mla_gate",
+    limits=Limits(dcp=False),
+)
+
+DCP_VALUE = Contract(
+    name="dcp_value",
+    doc="Re-arms the query mailbox, pushes every head's local row and LSE to the head's owner, "
+    "merges the ranks' rows by LSE weight in source order, then W_UV and gate. Rows whose global "
+    "length is zero are selected to zero.",
+    operands=(
+        reads("partial", "rows, tp * heads, kv_lora", "bf16", when="pushes"),
+        reads("partial_lse", "rows, tp * heads", "fp32", when="pushes"),
+        reads("valid", "rows", "i32"),
+        reads("gate", "rows, heads * v_dim", "bf16"),
+        step("lengths", "requests", "i32"),
+        weight("w_uv", "heads, v_dim, kv_lora"),
+        mailbox("q_mail", Access.REARM, "rows_cap, tp * heads, latent", "query"),
+        mailbox("partial_mail", Access.EXCHANGE, "dcp, rows_cap, heads, kv_lora", "bf16"),
+        mailbox("lse_mail", Access.EXCHANGE, "dcp, rows_cap, heads", "fp32"),
+        writes("gated", "rows, heads * v_dim", "bf16"),
+    ),
+    flags=(Flag("pushes", Derive.ONLY_WRITER, "partial_mail", "the core has not pushed already"),),
+    constants=("shard", "lse_base", "rounds", "sigmoid"),
+    reference="value:dcp_value",
+    limits=Limits(tp=False),
+    release=Release.NEVER,
+)
+
+CONTRACTS = (MLA_VALUE, VALUE_BMM, MLA_GATE, DCP_VALUE)

@@ -1,0 +1,120 @@
+"""An op against its limits: architecture, heads, pages, formats, query lengths, parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kpipe.codegen.diagnostics import Span
+from kpipe.codegen.ops.contract import Access, Contract, Kind
+from kpipe.codegen.plan.report import Report
+from kpipe.codegen.spec.models import Cache, Pipeline
+
+
+def check_limits(
+    contract: Contract,
+    spec: Pipeline,
+    dims: Mapping[str, int],
+    arch: str,
+    queries: tuple[int, ...],
+    rows: int,
+    span: Span,
+    report: Report,
+) -> None:
+    """Report every limit that this use of the op breaks."""
+    limits, name = contract.limits, contract.name
+    context_parallel = spec.parallel.dcp is not None
+    if limits.archs and arch not in limits.archs:
+        report.error(
+            "KP104",
+            f"`{name}` does not run on {arch}",
+            span,
+            allowed=limits.archs,
+            help="choose another op for this target in `variants`",
+        )
+    if context_parallel and not limits.dcp:
+        report.error(
+            "KP104",
+            f"`{name}` needs whole contexts, but `parallel.dcp` is given",
+            span,
+            help="leave out `dcp`, or use the op that works on shards",
+        )
+    if not context_parallel and not limits.tp:
+        report.error(
+            "KP104",
+            f"`{name}` exchanges data between context-parallel ranks, but `parallel.dcp` is not "
+            "given",
+            span,
+            help="set `parallel.dcp`, or leave the op out",
+        )
+    for q in queries:
+        if limits.queries and q not in limits.queries:
+            allowed = tuple(str(query) for query in limits.queries)
+            report.error(
+                "KP104", f"`{name}` does not take q {q} (query rows per request)", span, allowed=allowed
+            )
+    if limits.max_rows and rows > limits.max_rows:
+        report.error(
+            "KP104", f"`{name}` takes up to {limits.max_rows} rows; this entry has {rows}", span
+        )
+    for dimension, divisor in limits.divides:
+        if dims.get(dimension, 0) % divisor:
+            report.error(
+                "KP104",
+                f"`{name}` needs `{dimension}` to be a multiple of {divisor}; it is "
+                f"{dims[dimension]}",
+                span,
+            )
+    if limits.interleaves and spec.parallel.interleave not in limits.interleaves:
+        allowed = tuple(str(value) for value in limits.interleaves)
+        given = spec.parallel.interleave
+        report.error("KP104", f"`{name}` does not take interleave {given}", span, allowed=allowed)
+    for operand in contract.operands:
+        if operand.kind is Kind.CACHE and operand.access is not Access.LAYOUT:
+            cache = spec.caches.get(operand.name)
+            if cache is not None:
+                _check_cache(contract, operand.name, cache, span, report)
+
+
+def _check_cache(
+    contract: Contract, cache_name: str, cache: Cache, span: Span, report: Report
+) -> None:
+    limits = contract.limits
+    if limits.cache_formats and cache.format not in limits.cache_formats:
+        report.error(
+            "KP104",
+            f"`{contract.name}` cannot use cache format {cache.format} of `{cache_name}`",
+            span,
+            allowed=limits.cache_formats,
+            related=[("cache", report.source.span("caches", cache_name, "format"))],
+        )
+    if limits.pages and cache.page not in limits.pages:
+        report.error(
+            "KP104",
+            f"`{contract.name}` cannot use pages of {cache.page} tokens of `{cache_name}`",
+            span,
+            allowed=tuple(str(page) for page in limits.pages),
+            related=[("cache", report.source.span("caches", cache_name))],
+        )
+
+
+def head_rows(
+    contract: Contract, dims: Mapping[str, int], context_parallel: bool, span: Span, report: Report
+) -> int:
+    """Head rows that one launch of a core runs, padding included; 0 for other ops."""
+    limits = contract.limits
+    if not limits.heads:
+        return 0
+    heads = dims["heads"] * (dims["tp"] if context_parallel else 1)
+    if any(first <= heads <= last for first, last in limits.heads):
+        return heads
+    padded = next((pad for pad in limits.head_pad if pad >= heads), None)
+    if padded is not None:
+        return padded
+    ranges = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in limits.heads)
+    report.error(
+        "KP104",
+        f"`{contract.name}` takes {ranges} head rows; this layer has {heads}",
+        span,
+        help="choose another core in `variants`, or another tp",
+    )
+    return heads

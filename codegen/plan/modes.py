@@ -1,0 +1,170 @@
+"""Modes: lists of ops on streams, read into host order with forks and joins.
+
+A side stream starts where another stream says `fork NAME`; its whole list is issued there, and
+what it did is waited for where a stream says `join NAME`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping as MappingType
+from dataclasses import dataclass
+
+from kpipe.codegen.diagnostics import Span
+from kpipe.codegen.plan.model import MAIN
+from kpipe.codegen.plan.report import Report
+from kpipe.codegen.spec.document import Mapping, Scalar, Sequence
+
+_WORD = re.compile(r"^(fork|join)\s+([a-z][a-z0-9_]*)$")
+_OP = re.compile(r"^[a-z][a-z0-9_]*(@[a-z][a-z0-9_]*)?$")
+_SIDE_KEYS = ("requires",)
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of a mode in host order."""
+
+    verb: str  # launch, fork, join
+    name: str  # op word, or the stream that is forked or joined
+    stream: str  # where it stands
+    span: Span
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A mode in host order."""
+
+    name: str
+    words: tuple[Word, ...]
+    span: Span
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """Op words in host order."""
+        return tuple(word.name for word in self.words if word.verb == "launch")
+
+
+def read_mode(name: str, node: Mapping, span: Span, report: Report) -> Mode:
+    """One mode of the spec; grammar errors go to the report."""
+    lists: dict[str, tuple[Word, ...]] = {}
+    for entry in node.entries:
+        if entry.key in _SIDE_KEYS:
+            continue
+        if not isinstance(entry.value, Sequence):
+            message = f"mode `{name}`: stream `{entry.key}` takes a list of ops"
+            report.error("KP112", message, entry.value.span)
+            continue
+        lists[entry.key] = _words(name, entry.key, entry.value, report)
+    if MAIN not in lists:
+        message = f"mode `{name}` has no stream `{MAIN}`"
+        report.error("KP112", message, span, help=f"write `{MAIN}: [...]`, the stream of the step")
+        return Mode(name, (), span)
+    words = _issue(name, lists, report)
+    _check_joined(name, words, report)
+    for stream, listed in lists.items():
+        if stream != MAIN and not any(w.verb == "fork" and w.name == stream for w in words):
+            place = listed[0].span if listed else span
+            report.error(
+                "KP112",
+                f"mode `{name}`: stream `{stream}` is never forked, so its ops would not run",
+                place,
+                help=f"write `fork {stream}` where it may start and `join {stream}` where its "
+                "results are needed",
+            )
+    return Mode(name, words, span)
+
+
+def _words(mode: str, stream: str, node: Sequence, report: Report) -> tuple[Word, ...]:
+    words: list[Word] = []
+    for item in node.items:
+        text = item.raw if isinstance(item, Scalar) else ""
+        match = _WORD.match(text)
+        if match:
+            words.append(Word(match[1], match[2], stream, item.span))
+        elif _OP.match(text):
+            words.append(Word("launch", text, stream, item.span))
+        else:
+            report.error(
+                "KP112",
+                f"mode `{mode}`: `{text or 'a nested list'}` is not an op, `fork STREAM` or "
+                "`join STREAM`",
+                item.span,
+            )
+    return tuple(words)
+
+
+def _issue(
+    mode: str, lists: MappingType[str, tuple[Word, ...]], report: Report
+) -> tuple[Word, ...]:
+    """Host order: a stream's list is issued where it is forked."""
+    issued: list[Word] = []
+    state: dict[str, str] = {MAIN: "open"}
+
+    def emit(stream: str) -> None:
+        for word in lists[stream]:
+            if word.verb == "fork":
+                if word.name not in lists:
+                    streams = [name for name in lists if name != MAIN]
+                    report.unknown(f"stream in mode `{mode}`:", word.name, word.span, streams)
+                    continue
+                if word.name in state:
+                    message = f"mode `{mode}`: stream `{word.name}` is forked twice"
+                    report.error("KP112", message, word.span, help="use a second stream")
+                    continue
+                state[word.name] = "open"
+                issued.append(word)
+                emit(word.name)
+                state[word.name] = "done"
+            elif word.verb == "join":
+                if state.get(word.name) != "done":
+                    message = f"mode `{mode}`: `join {word.name}` stands ahead of its fork"
+                    report.error("KP112", message, word.span, help=f"`fork {word.name}` first")
+                    continue
+                issued.append(word)
+            else:
+                issued.append(word)
+
+    emit(MAIN)
+    return tuple(issued)
+
+
+def _check_joined(mode: str, words: tuple[Word, ...], report: Report) -> None:
+    """Every forked stream must end in main, or its work outlives the layer."""
+    waits_on: dict[str, set[str]] = {}
+    for word in words:
+        if word.verb == "join":
+            waits_on.setdefault(word.stream, set()).add(word.name)
+    reached, frontier = {MAIN}, [MAIN]
+    while frontier:
+        for stream in waits_on.get(frontier.pop(), ()):
+            if stream not in reached:
+                reached.add(stream)
+                frontier.append(stream)
+    for word in words:
+        if word.verb == "fork" and word.name not in reached:
+            report.error(
+                "KP306",
+                f"mode `{mode}` forks stream `{word.name}` and never joins it",
+                word.span,
+                help=f"write `join {word.name}` ahead of the first op that needs its results; "
+                "work left in flight breaks graph capture and the next layer",
+            )
+
+
+def ancestors(words: tuple[Word, ...]) -> tuple[frozenset[int], ...]:
+    """For each word, the positions of the launches that are complete when it may start.
+
+    This is the order that full dependencies give: stream order, fork and join.
+    """
+    done: dict[str, frozenset[int]] = {MAIN: frozenset()}
+    ahead: list[frozenset[int]] = []
+    for position, word in enumerate(words):
+        before = done.setdefault(word.stream, frozenset())
+        ahead.append(before)
+        if word.verb == "fork":
+            done[word.name] = before
+        elif word.verb == "join":
+            done[word.stream] = before | done.get(word.name, frozenset())
+        else:
+            done[word.stream] = before | {position}
+    return tuple(ahead)

@@ -1,0 +1,1 @@
+"""From a plan to files: templates, the manifest, and publishing them."""

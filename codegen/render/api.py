@@ -1,0 +1,55 @@
+"""From plan to text: every file of one pipeline's generated folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from kpipe.codegen.plan.model import PipelinePlan
+from kpipe.codegen.render.context import (
+    common_context,
+    layer_context,
+    memory_context,
+    ops_context,
+)
+from kpipe.codegen.render.schedule import schedule_context
+
+SHIPPED = Path(__file__).resolve().parents[2] / "templates"
+
+
+def environment(folders: tuple[Path, ...]) -> Environment:
+    """Jinja without surprises: undefined names are errors, the user's folders come first."""
+    return Environment(
+        loader=FileSystemLoader([*map(str, folders), str(SHIPPED)]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+        auto_reload=False,
+    )
+
+
+def render_pipeline(plan: PipelinePlan, template_folders: tuple[Path, ...]) -> dict[str, str]:
+    """Relative path -> text of every generated file.  Pure: no file is written."""
+    jinja = environment(template_folders)
+    common = common_context(plan)
+
+    def render(template: str, context: dict[str, Any]) -> str:
+        text = jinja.get_template(template).render(**common, **context)
+        return re.sub(r"\n{4,}", "\n\n\n", text)
+
+    files = {
+        "__init__.py": render("layer/init.py.jinja", {}),
+        "layer.py": render("layer/layer.py.jinja", layer_context(plan)),
+        "memory.py": render("layer/memory.py.jinja", memory_context(plan)),
+        "ops.py": render("layer/ops.py.jinja", ops_context(plan)),
+        "SCHEDULE.md": render("layer/schedule.md.jinja", schedule_context(plan)),
+        "kernels/__init__.py": render("layer/kernels_init.py.jinja", {}),
+    }
+    for kernel in sorted({op.kernel for op in plan.ops if op.kernel}):
+        files[f"kernels/{kernel}.py"] = render(f"kernels/{kernel}.py.jinja", {})
+    return files

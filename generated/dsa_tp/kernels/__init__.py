@@ -1,0 +1,4 @@
+"""CuTe-DSL kernels of dsa_tp, one per file.
+
+Generated from pipelines/dsa_tp.yaml; do not edit.
+"""

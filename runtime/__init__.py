@@ -1,0 +1,1 @@
+"""What generated layers may import: cache layouts, sharding, mailboxes, reference operations."""

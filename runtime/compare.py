@@ -1,0 +1,184 @@
+"""A trial against the oracle, stage by stage: selections first, then everything behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kpipe.runtime.oracle.byte_formats import decode_index, decode_latent
+from kpipe.runtime.oracle.caches import index_planes
+from kpipe.runtime.oracle.compare import declared_bounds, relative_error, selection_violation
+from kpipe.runtime.oracle.dsa_layer import oracle_layer
+from kpipe.runtime.oracle.result import Result, Rounding
+from kpipe.runtime.trial import RankRun, Trial
+
+
+@dataclass(frozen=True)
+class StageError:
+    """One line of the table: the worst rank's error of a stage against its bound."""
+
+    stage: str
+    what: str
+    error: float
+    bound: float
+    reason: str
+    rank: int
+
+    @property
+    def ok(self) -> bool:
+        """False for NaN as well."""
+        return self.error <= self.bound
+
+
+def compare_trial(trial: Trial, rounding: Rounding | None = None) -> tuple[StageError, ...]:
+    """Errors of every stage that the trial has reached.
+
+    The oracle continues from the trial's own selection; the selection itself is compared by
+    score.  Buffers that still hold poison were not written and are left out.
+    """
+    layer = trial.ranks[0].layer
+    latent_format = layer.MEMORY.caches["latent_kv"].format
+    selection = _selection(trial)
+    oracle = oracle_layer(
+        trial.geometry,
+        trial.weights,
+        trial.batch,
+        cache_format=latent_format,
+        selection=selection,
+        tp=layer.RANKS,
+        interleave=layer.INTERLEAVE if layer.CONTEXT_PARALLEL else None,
+        rounding=rounding or Rounding(),
+    )
+    found: dict[tuple[str, str], StageError] = {}
+    for run in trial.ranks:
+        for error in _rank_errors(trial, run, oracle, selection):
+            key = (error.stage, error.what)
+            if key not in found or not error.error <= found[key].error:
+                found[key] = error
+    return tuple(found.values())
+
+
+def selection_of(trial: Trial) -> list[Tensor] | None:
+    """Global positions that each row attends to, over all ranks; None where not selected yet."""
+    return _selection(trial)
+
+
+def _selection(trial: Trial) -> list[Tensor] | None:
+    rows = trial.batch.rows
+    chosen: list[list[Tensor]] = [[] for _ in range(rows)]
+    ranks = trial.ranks if trial.ranks[0].layer.CONTEXT_PARALLEL else trial.ranks[:1]
+    for run in ranks:
+        if not _written(run.views.valid):
+            return None
+        for row in range(rows):
+            count = int(run.views.valid[row])
+            request, position = run.latent.locate(run.views.selected[row, :count])
+            if count and not bool((request == row // trial.batch.q).all()):
+                raise AssertionError(f"row {row} selects keys of another request, rank {run.rank}")
+            if bool((run.views.selected[row, count:] != -1).any()):
+                raise AssertionError(f"row {row}: entries behind `valid` are not -1, rank {run.rank}")
+            chosen[row].append(position)
+    return [torch.cat(parts) for parts in chosen]
+
+
+def _written(buffer: Tensor) -> bool:
+    if buffer.dtype.is_floating_point:
+        return not bool(buffer.float().isnan().all())
+    return not bool((buffer == 0x7F7F7F7F).all())
+
+
+def _rank_errors(
+    trial: Trial, run: RankRun, oracle: Result, selection: list[Tensor] | None
+) -> list[StageError]:
+    bounds = declared_bounds()
+    errors: list[StageError] = []
+    active = oracle.active
+    rows = trial.batch.rows
+
+    def add(stage: str, what: str, actual: Tensor, expected: Tensor, bound: str) -> None:
+        if _written(actual):
+            error = relative_error(actual.double()[active], expected.double()[active])
+            limit = bounds[bound]
+            errors.append(StageError(stage, what, error, float(limit), limit.reason, run.rank))
+
+    heads = trial.geometry.heads(run.layer.RANKS)
+    own = slice(run.rank * heads, (run.rank + 1) * heads)
+    value = slice(own.start * trial.geometry.v_dim, own.stop * trial.geometry.v_dim)
+    views = {name: view[:rows] for name, view in vars(run.views).items() if isinstance(view, Tensor)}
+    for column in ("q_a", "kv_a", "wk", "wv"):
+        add("projection", column, views[column], oracle.projected[column], "projected")
+    add("projection", "gate", views["gate"], oracle.projected["gate"][:, value], "projected")
+    add("query", "q_c", views["q_c"], oracle.q_c, "q_c")
+    fp8 = run.layer.MEMORY.caches["latent_kv"].format == "fp8_tensor"
+    if "query" in views:
+        bound = "query_e4m3" if fp8 else "query_bf16"
+        add("query", "query", views["query"].float(), oracle.query[:, own], bound)
+    errors += _inserted(trial, run, oracle)
+    add("indexer", "index_q8", views["index_q8"].float(), oracle.index_q8, "index_q8")
+    add("indexer", "index_w", views["index_w"], oracle.index_w, "index_w")
+    if selection is not None:
+        worst = max(
+            (selection_violation(oracle, row, selection[row]) for row in range(rows)), default=0.0
+        )
+        limit = bounds["selection"]
+        errors.append(
+            StageError("indexer", "selection", worst, float(limit), limit.reason, run.rank)
+        )
+        _attention_errors(run, oracle, views, value, own, add)
+    if oracle.partials is not None:
+        add("o_proj", "out", run.out, oracle.out_reduced, "out")
+    else:
+        add("o_proj", "out", run.out, oracle.out_partials[run.rank], "out")
+    inactive = run.out[~active]
+    if _written(run.out) and inactive.numel() and oracle.partials is not None:
+        zero = 0.0 if bool((inactive == 0).all()) else float("inf")
+        errors.append(StageError("o_proj", "inactive rows", zero, 0.0, "exactly zero", run.rank))
+    return errors
+
+
+def _attention_errors(run, oracle, views, value, own, add) -> None:  # type: ignore[no-untyped-def]
+    if "latent" in views:
+        add("sparse_core", "latent", views["latent"], oracle.latent[:, own], "latent")
+    if "partial" in views and oracle.partials is not None:
+        part = oracle.partials[run.rank]
+        add("sparse_core", "partial", views["partial"], part, "latent")
+    bound = "gated"
+    add("value", "gated", views["gated"], oracle.gated[:, value], bound)
+
+
+def _inserted(trial: Trial, run: RankRun, oracle: Result) -> list[StageError]:
+    """Cache rows written this step, dequantised; slots below zero insert nothing."""
+    errors = []
+    bounds = declared_bounds()
+    for name, cache in (("latent_kv", run.latent), ("index_kv", run.index)):
+        kept = cache.slots >= 0
+        if not bool(kept.any()):
+            continue
+        slots = cache.slots[kept]
+        block, offset = slots // cache.page, slots % cache.page
+        if name == "latent_kv":
+            expected_bytes, stage, bound = oracle.latent_bytes[kept], "query", "latent_bytes"
+            actual_bytes = cache.data[block, offset]
+            k_scale = float(trial.weights.k_scale)
+            actual, expected = (
+                decode_latent(trial.geometry, cache.cache_format, rows, k_scale)
+                for rows in (actual_bytes, expected_bytes)
+            )
+        else:
+            expected_bytes, stage, bound = oracle.index_bytes[kept], "indexer", "index_bytes"
+            keys, scales = index_planes(cache.data)
+            actual_bytes = torch.cat([keys[block, offset], scales[block, offset]], -1)
+            actual, expected = (
+                key.double() * scale.double().reshape(-1, 1)
+                for key, scale in (decode_index(actual_bytes), decode_index(expected_bytes))
+            )
+        if bool(actual.isnan().all()):
+            continue  # not reached
+        error = relative_error(actual.double(), expected.double())
+        limit = bounds[bound]
+        errors.append(
+            StageError(stage, f"{name} rows", error, float(limit), limit.reason, run.rank)
+        )
+    return errors

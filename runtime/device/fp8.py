@@ -1,0 +1,55 @@
+"""E4M3 with power-of-two (UE8M0) scales: value = code * scale."""
+
+from __future__ import annotations
+
+from math import gcd
+
+import cutlass
+from cutlass import Float32, Uint32, cute
+
+E4M3_MAX = 448.0
+"""Largest finite E4M3 magnitude."""
+
+AMAX_FLOOR = 1e-4
+"""A group whose magnitudes stay below this is scaled as if its maximum were this."""
+
+WORD_BYTES = 4
+_WORDS = {1: cutlass.Uint8, 2: cutlass.Uint16, 4: cutlass.Uint32}
+
+_MANTISSA = 0x007F_FFFF
+_EXPONENT = 0x7F80_0000
+_EXPONENT_OF_INVERSE = 0x7F00_0000  # exponent fields of x and 1/x add up to 254
+
+
+def _bits(value: Float32) -> Uint32:
+    return value.bitcast(Uint32)
+
+
+def power_of_two_scale(amax: Float32) -> Float32:
+    """max(amax, AMAX_FLOOR) / E4M3_MAX (rounded to nearest), rounded up to a power of two.
+
+    Rounding up is done on the bits: adding the mantissa mask carries into the exponent unless
+    the mantissa is zero. The quotient is always a normal number.
+    """
+    quotient = cute.arch.fmax(amax, Float32(AMAX_FLOOR)) / Float32(E4M3_MAX)
+    return ((_bits(quotient) + Uint32(_MANTISSA)) & Uint32(_EXPONENT)).bitcast(Float32)
+
+
+def inverse_of_power_of_two(scale: Float32) -> Float32:
+    """1 / scale, exactly, for a power of two from `power_of_two_scale`.
+
+    x * (1 / scale) then has the bits of x / scale rounded to nearest, without a division.
+    """
+    return (Uint32(_EXPONENT_OF_INVERSE) - _bits(scale)).bitcast(Float32)
+
+
+def store_e4m3(values: cute.TensorSSA, codes: cute.Tensor) -> None:
+    """Stores FP32 `values` as E4M3 bytes into `codes` (uint8, same length, contiguous).
+
+    Rounds to nearest even and saturates to +-448; a NaN becomes 0x7F, so the byte 0xFF is
+    never produced. The stores are as wide as the length allows, up to words; the alignment of
+    `codes` must allow them too.
+    """
+    word = _WORDS[gcd(cute.size(codes), WORD_BYTES)]
+    packed = values.to(cutlass.Float8E4M3FN).bitcast(word)
+    cute.recast_tensor(codes, word).store(packed)

@@ -1,0 +1,43 @@
+"""Vector access to device memory: what a lane holds of a row, and how it gets there."""
+
+from __future__ import annotations
+
+from math import gcd
+
+import cutlass
+from cutlass import cute
+
+VECTOR_BYTES = 16
+"""Widest access of one thread."""
+
+
+def vector_width(element_bytes: int, *extents: int) -> int:
+    """Elements of the widest access that every extent (pitch, column offset, length) allows.
+
+    `extents` are in elements; the result is a power of two, at most VECTOR_BYTES wide.
+    """
+    return gcd(VECTOR_BYTES // element_bytes, *extents)
+
+
+def vector_at(row: cute.Tensor, index, width: int) -> cute.Tensor:
+    """The `index`-th run of `width` elements of a one-dimensional tensor.
+
+    The alignment follows from the strides and the base of `row`, so a load or store of the
+    result is one access as wide as `width` where these allow it.
+    """
+    return cute.local_tile(row, (width,), (index,))
+
+
+def load_float(row: cute.Tensor, index, width: int) -> cute.TensorSSA:
+    """The `index`-th run of `width` elements, loaded now and widened to FP32."""
+    return vector_at(row, index, width).load().to(cutlass.Float32)
+
+
+def load_words(row: cute.Tensor, index) -> cute.TensorSSA:
+    """The `index`-th 16 bytes of a contiguous row as four 32-bit words (two BF16 each).
+
+    `row` is one-dimensional with elements of at most 32 bits and a 16-byte aligned base.
+    """
+    width = VECTOR_BYTES * 8 // row.element_type.width
+    vector = vector_at(row, index, width)
+    return cute.recast_tensor(vector, cutlass.Uint32).load()

@@ -1,0 +1,90 @@
+"""Warp-level matrix product m16n8k16 on BF16 with FP32 accumulation.
+
+Fragments, for lane = 4 * g + t (g 0..7, t 0..3), as the instruction defines them:
+
+    A  16 x 16  words 0..3: rows g, g + 8, g, g + 8; columns 2t..2t+1 (words 0, 1), +8 (words 2, 3)
+    B   8 x 16  words 0..1: row g (an output column); columns 2t..2t+1, +8
+    C  16 x  8  elements 0..3: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
+
+The 16 columns of A and B are summed over, so any order of them is as good as any other, as long
+as it is the same for both. `K_SLICE` uses that: a lane that loads the 16 bytes of columns
+8t..8t+7 of a 32-column slice holds the fragments of two steps (words 0, 1 and words 2, 3).
+"""
+
+from __future__ import annotations
+
+from cutlass import Float32, cute
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import dsl_user_op
+
+TILE_M = 16
+TILE_N = 8
+HALF_M = TILE_M // 2
+"""A lane holds rows g and g + HALF_M of A and C."""
+
+GROUP_LANES = 4
+"""Lanes that hold one row of a fragment: lane = GROUP_LANES * g + t."""
+K_SLICE = 32
+"""Columns that one 16-byte load a lane covers: two steps of the instruction."""
+
+_ASM = (
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+    "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+)
+_CONSTRAINTS = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
+
+
+def fragment_place(lane) -> tuple:
+    """(g, t) of a lane."""
+    return lane // GROUP_LANES, lane % GROUP_LANES
+
+
+def zero_accumulator() -> list[Float32]:
+    """Four zeros: the C fragment of an empty sum."""
+    return [Float32(0.0)] * 4
+
+
+@dsl_user_op
+def mma_step(a, b, accumulator: list[Float32], *, loc=None, ip=None) -> list[Float32]:
+    """accumulator + A . B^T over 16 columns; `a` is four words, `b` two, all lanes together."""
+    operands = [value.ir_value(loc=loc, ip=ip) for value in (*a, *b, *accumulator)]
+    number = operands[-1].type
+    result = llvm.inline_asm(
+        ir.Type.parse("!llvm.struct<(f32, f32, f32, f32)>"),
+        operands,
+        _ASM,
+        _CONSTRAINTS,
+        has_side_effects=False,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    return [
+        Float32(llvm.extractvalue(number, result, [place], loc=loc, ip=ip)) for place in range(4)
+    ]
+
+
+def mma_slice(
+    upper: cute.TensorSSA,
+    lower: cute.TensorSSA,
+    column: cute.TensorSSA,
+    accumulator: list[Float32],
+) -> list[Float32]:
+    """accumulator + A . B^T over one slice of K_SLICE columns.
+
+    Each operand is the four words that this lane loaded at columns 8t..8t+7 of the slice:
+    `upper` of row g of A, `lower` of row g + 8, `column` of row g of B.
+    """
+    for first in (0, 2):
+        a = (upper[first], lower[first], upper[first + 1], lower[first + 1])
+        b = (column[first], column[first + 1])
+        accumulator = mma_step(a, b, accumulator)
+    return accumulator
+
+
+def store_fragment(accumulator: list[Float32], tile: cute.Tensor, group, group_lane) -> None:
+    """Stores this lane's four elements of C into `tile`, FP32 [TILE_M, TILE_N]."""
+    for place, value in enumerate(accumulator):
+        tile[group + HALF_M * (place // 2), 2 * group_lane + place % 2] = value

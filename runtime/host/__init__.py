@@ -1,0 +1,1 @@
+"""Host side of generated code: compiling, launching, streams, scratch. No import compiles."""

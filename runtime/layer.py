@@ -1,0 +1,339 @@
+"""The base of every generated layer: preparation, dispatch, padding.
+
+A generated class adds what is its own: declarations of memory and ops, the total table, and one
+straight-line method per distinct launch list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kpipe.runtime.comm.mailbox import MailboxSpec
+from kpipe.runtime.comm.virtual_ranks import SingleRank
+from kpipe.runtime.formats import PagedCache, cache_format
+from kpipe.runtime.metadata import (
+    DTYPES,
+    BufferSpec,
+    Caches,
+    CacheSpec,
+    LayerError,
+    Step,
+    TensorSpec,
+    Weights,
+    check_tensors,
+    given,
+)
+from kpipe.runtime.op import Op, ReferenceOp
+from kpipe.runtime.rows import check_rows
+from kpipe.runtime.scales import check_latent_scales, check_scale
+from kpipe.runtime.sharding import Shard
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Everything that a layer reads and writes, as its pipeline declares it."""
+
+    weights: Mapping[str, TensorSpec]
+    step: Mapping[str, TensorSpec]
+    caches: Mapping[str, CacheSpec]
+    buffers: Mapping[str, BufferSpec]
+    mailboxes: Mapping[str, MailboxSpec] = field(default_factory=dict)
+    geometry: Mapping[str, float] = field(default_factory=dict)  # model dimensions, epsilons
+
+
+class Scratch:
+    """Buffers that the layers of one kind share on one device."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.buffers: dict[str, Tensor] = {}
+
+    def buffer(self, name: str, spec: BufferSpec, rows_cap: int) -> Tensor:
+        """The buffer of that name, allocated on first use.
+
+        Raises LayerError where another layer has declared it differently.
+        """
+        shape = tuple(rows_cap if axis == "rows" else axis for axis in spec.shape)
+        known = self.buffers.get(name)
+        if known is None:
+            make = torch.zeros if spec.zeroed else torch.empty
+            known = make(shape, dtype=DTYPES[spec.dtype], device=self.device)
+            self.buffers[name] = known
+        if tuple(known.shape) != shape or known.dtype != DTYPES[spec.dtype]:
+            raise LayerError(
+                f"buffer {name}: shared as {tuple(known.shape)} {known.dtype}, this layer declares "
+                f"{shape} {spec.dtype}"
+            )
+        return known
+
+
+class StopRun(Exception):
+    """Ends a run behind a stage; raised and caught by the layer itself."""
+
+
+class Layer:
+    """One attention layer of a pipeline; see the generated subclass for its schedule."""
+
+    NAME: ClassVar[str]
+    MEMORY: ClassVar[Memory]
+    OPS: ClassVar[tuple[Op, ...]]
+    RANKS: ClassVar[int]  # tensor-parallel ranks
+    INTERLEAVE: ClassVar[int] = 1
+    CONTEXT_PARALLEL: ClassVar[bool] = False
+    ROWS_CAP: ClassVar[int]
+    STREAMS: ClassVar[Mapping[str, int]] = {}  # side streams and their priority
+    TABLE: ClassVar[Mapping[tuple[str, int], Mapping[int, str]]]  # (arch, q) -> rows -> method
+
+    def prepare(
+        self,
+        weights: Weights,
+        caches: Caches,
+        *,
+        backend: str = "reference",
+        arch: str = "",
+        layer: int = 0,
+        comm: Any = None,
+        scratch: Scratch | None = None,
+    ) -> None:
+        """Bind weights and caches, size every buffer, make every op callable.
+
+        `layer` counts the layers of this kind and decides the mailboxes' parity; `comm` is this
+        rank's end of its group; layers of one kind share one `scratch`.  Raises LayerError that
+        names everything that does not fit.
+        """
+        self.arch = arch or next(iter(self.TABLE))[0]
+        if (self.arch, next(iter(self.TABLE))[1]) not in self.TABLE:
+            known = ", ".join(dict.fromkeys(a for a, _ in self.TABLE))
+            raise LayerError(f"{self.NAME}: no plan for {self.arch}; generated for {known}")
+        if backend not in ("reference", "cuda"):
+            raise LayerError(f"{self.NAME}: backend {backend!r} is not one of reference, cuda")
+        if backend == "cuda":
+            self._refuse_missing_kernels()
+        self.comm = self._checked_comm(comm)
+        self.shard = Shard(self.comm.rank, self.RANKS if self.CONTEXT_PARALLEL else 1, self.INTERLEAVE)
+        self._weights = self._checked_weights(weights)
+        self._bind_caches(caches)
+        self._bind_memory(scratch or Scratch(), layer)
+        self.main = None
+        for stream in self.STREAMS:
+            setattr(self, stream, HostStream(stream))
+        self.main = HostStream("main")
+        self._entered: list[str] = []
+        self._stop_after = ""
+        for op in self.OPS:
+            setattr(self, op.name, ReferenceOp(op, self._bound(op), self._enter))
+
+    def run(self, step: Step, *, stop_after: str = "") -> str:
+        """Run one step and return the name of the method that ran.
+
+        Rows are padded up to the next declared size; padding rows see nothing and insert
+        nothing.  With `stop_after` the run ends behind that stage's last op.  Raises LayerError
+        for rows beyond the largest declared size, and for tensors that do not fit.
+        """
+        size = self.declared_rows(step)
+        self._check_step(step)
+        padded = step if size == step.rows else self._padded(step, size)
+        method = self.TABLE[(self.arch, step.q)][size]
+        self._views = self.views(size)
+        self._stop_after = stop_after
+        self._remaining = self._sequence(method, padded) if stop_after else []
+        try:
+            getattr(self, method)(padded, self._views)
+            self._finish()
+        except StopRun:
+            pass
+        finally:
+            self._stop_after = ""
+        if padded is not step:
+            step.out.copy_(padded.out[: step.rows])
+        return method
+
+    def views(self, rows: int) -> SimpleNamespace:
+        """Every buffer and column cut to `rows`, and the mailboxes of this layer's parity."""
+        views = SimpleNamespace(rows=rows, **self._mailboxes)
+        for name, spec in self.MEMORY.buffers.items():
+            view = self.buffers[name].narrow(spec.rows_axis, 0, rows)
+            setattr(views, name, view)
+            for column, (offset, width) in (spec.columns or {}).items():
+                setattr(views, column, view.narrow(-1, offset, width))
+        return views
+
+    @contextmanager
+    def on(self, stream: HostStream) -> Iterator[None]:
+        """Launches inside the block go to that stream."""
+        with nullcontext(stream):
+            yield
+
+    # -- preparation ---------------------------------------------------------------------------
+
+    def _refuse_missing_kernels(self) -> None:
+        missing = [op.name for op in self.OPS if not op.kernel and op.source == "kpipe"]
+        if missing:
+            raise LayerError(
+                f"{self.NAME}: these ops have no CUDA kernel yet: {', '.join(missing)}; use "
+                'backend="reference"'
+            )
+        raise LayerError(f"{self.NAME}: the CUDA launcher is not part of this version")
+
+    def _checked_comm(self, comm: Any) -> Any:
+        if comm is None:
+            if self.CONTEXT_PARALLEL and self.RANKS > 1:
+                raise LayerError(
+                    f"{self.NAME} runs on {self.RANKS} ranks: prepare() needs `comm`, for example "
+                    f"VirtualRanks({self.RANKS}).rank(0)"
+                )
+            return SingleRank() if self.CONTEXT_PARALLEL else _Alone()
+        if comm.ranks != self.RANKS:
+            raise LayerError(
+                f"{self.NAME} is generated for {self.RANKS} ranks, the group has {comm.ranks}"
+            )
+        return comm
+
+    def _checked_weights(self, weights: Weights) -> dict[str, Tensor]:
+        tensors = given(weights)
+        specs = dict(self.MEMORY.weights)
+        derived = {name: specs.pop(name) for name in ("q_scale_inv", "k_scale_inv") if name in specs}
+        for name in derived:
+            specs.setdefault(name.removesuffix("_inv"), derived[name])
+        check_tensors(f"{self.NAME} weights", tensors, specs, {}, optional=("v_scale",))
+        for name in ("q_scale", "k_scale", "v_scale"):
+            if name in tensors:
+                check_scale(name, float(tensors[name]))
+        if "v_scale" in tensors and "k_scale" in tensors:
+            check_latent_scales(float(tensors["k_scale"]), float(tensors["v_scale"]))
+        for name in derived:
+            tensors[name] = tensors[name.removesuffix("_inv")].reciprocal()
+        return tensors
+
+    def _bind_caches(self, caches: Caches) -> None:
+        tensors = given(caches)
+        problems = [name for name in self.MEMORY.caches if name not in tensors]
+        if problems:
+            raise LayerError(f"{self.NAME} caches: missing {', '.join(problems)}")
+        dims = {name: int(self.MEMORY.geometry.get(name, 0)) for name in ("kv_lora", "pe", "index_dim")}
+        for name, spec in self.MEMORY.caches.items():
+            tensor = tensors[name]
+            if tensor.dim() != 3 or tensor.shape[1] != spec.page:
+                raise LayerError(
+                    f"{self.NAME} caches: {name} is {list(tensor.shape)}, not "
+                    f"[blocks, {spec.page}, row bytes]"
+                )
+            setattr(self, name, PagedCache(tensor, cache_format(spec.format, **dims)))
+
+    def _bind_memory(self, scratch: Scratch, layer: int) -> None:
+        self.buffers = {
+            name: scratch.buffer(name, spec, self.ROWS_CAP)
+            for name, spec in self.MEMORY.buffers.items()
+        }
+        self._mailboxes = {
+            name: self.comm.mailbox(spec, layer % spec.parities)
+            for name, spec in self.MEMORY.mailboxes.items()
+        }
+
+    def _bound(self, op: Op) -> dict[str, Any]:
+        bound: dict[str, Any] = {name: self._weights[name] for name in op.weights}
+        bound.update(op.constants)
+        if op.needs_shard:
+            bound["shard"] = self.shard
+        return bound
+
+    # -- one step ------------------------------------------------------------------------------
+
+    def declared_rows(self, step: Step) -> int:
+        """The declared size that the rows of a step are padded to; LayerError beyond the largest."""
+        queries = [q for arch, q in self.TABLE if arch == self.arch]
+        if step.q not in queries:
+            raise LayerError(
+                f"{self.NAME}: q {step.q} is not declared; declared: {', '.join(map(str, queries))}"
+            )
+        sizes = self.TABLE[(self.arch, step.q)]
+        size = next((size for size in sorted(sizes) if size >= step.rows), None)
+        if size is None or step.rows < 1:
+            raise LayerError(
+                f"{self.NAME}: {step.rows} rows; declared for q {step.q} are 1 to {max(sizes)}"
+            )
+        return size
+
+    def _check_step(self, step: Step) -> None:
+        sizes = {"rows": step.rows, "requests": step.rows // step.q}
+        check_rows(step.rows, step.lengths, step.block_table, step.q, self.NAME)
+        check_tensors(f"{self.NAME} step", given(step), self.MEMORY.step, sizes)
+
+    def _padded(self, step: Step, size: int) -> Step:
+        """The step with padding rows: length 0, page 0, slot -1; hidden rows are zero."""
+        requests = size // step.q
+
+        def grown(tensor: Tensor | None, rows: int, value: int) -> Tensor | None:
+            if tensor is None:
+                return None
+            padded = tensor.new_full((rows, *tensor.shape[1:]), value)
+            padded[: tensor.shape[0]] = tensor
+            return padded
+
+        return replace(
+            step,
+            hidden=grown(step.hidden, size, 0),
+            out=grown(step.out, size, 0),
+            lengths=grown(step.lengths, requests, 0),
+            slots=grown(step.slots, size, -1),
+            block_table=grown(step.block_table, requests, 0),
+            index_slots=grown(step.index_slots, size, -1),
+            index_table=grown(step.index_table, requests, 0),
+        )
+
+    def _sequence(self, method: str, step: Step) -> list[str]:
+        """Stages in the order in which a method enters them; nothing is executed."""
+        stages: list[str] = []
+        ops = {op.name: getattr(self, op.name) for op in self.OPS}
+        for op in self.OPS:
+            setattr(self, op.name, _recorder(stages, op.stage))
+        try:
+            getattr(self, method)(step, self._views)
+        finally:
+            for name, op in ops.items():
+                setattr(self, name, op)
+        if self._stop_after not in stages:
+            known = ", ".join(dict.fromkeys(stages))
+            raise LayerError(f"{self.NAME}: no stage {self._stop_after!r}; stages: {known}")
+        return stages
+
+    def _enter(self, op: Op) -> None:
+        """Called ahead of every op: names the stage for errors, ends a run cut short."""
+        if self._stop_after:
+            if self._stop_after not in self._remaining:
+                raise StopRun
+            self._remaining.pop(0)
+        self.comm.stage = op.name
+
+    def _finish(self) -> None:
+        self.comm.stage = ""
+
+
+def _recorder(stages: list[str], stage: str) -> Callable[..., None]:
+    def record(*operands: Any, **named: Any) -> None:
+        stages.append(stage)
+
+    return record
+
+
+class HostStream:
+    """Stands in for a CUDA stream where everything runs in host order."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def wait_stream(self, stream: HostStream) -> None:
+        """Nothing to wait for: what was launched earlier has already run."""
+
+
+class _Alone:
+    """The group of a layer without mailboxes."""
+
+    rank, ranks, stage = 0, 1, ""

@@ -1,0 +1,314 @@
+"""Generated kernels compile for both targets, wait before they read, and stay formatted."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from ptx_flow import RELEASE, WAIT, global_accesses, parameter_registers
+
+from kpipe.runtime.host.compile import (
+    Symbol,
+    TensorSpec,
+    compile_kernel,
+    flags_of,
+    kernel_key,
+    ptx_of,
+)
+
+ROOT = Path(__file__).parents[2]
+ARCHS = ("sm_90a", "sm_100a")
+KERNELS = {"rms_norm": "RmsNorm", "dsa_index": "DsaIndex", "mla_value": "MlaValue"}
+WEIGHTS = {
+    "rms_norm": {"q_norm"},
+    "dsa_index": {"index_k_norm", "index_k_bias"},
+    "mla_value": {"w_uv"},
+}
+KIMI = {
+    "hidden": 7168,
+    "heads": 12,
+    "q_lora": 1536,
+    "kv_lora": 512,
+    "pe": 64,
+    "nope": 128,
+    "v_dim": 128,
+    "index_heads": 32,
+    "index_dim": 128,
+}
+SMALL = {
+    "hidden": 256,
+    "heads": 2,
+    "q_lora": 128,
+    "kv_lora": 128,
+    "pe": 16,
+    "nope": 32,
+    "v_dim": 32,
+    "index_heads": 4,
+    "index_dim": 32,
+}
+GEOMETRIES = {"kimi": KIMI, "small": SMALL}
+_SERIAL = itertools.count()
+
+
+@dataclass(frozen=True)
+class Mutable:
+    """A kernel class whose flag has no structural key."""
+
+    flags: list
+
+
+def context(dims: dict[str, int]) -> dict:
+    """What a template is rendered with, derived from the model dimensions."""
+    widths = {
+        "q_a": dims["q_lora"],
+        "kv_a": dims["kv_lora"] + dims["pe"],
+        "gate": dims["heads"] * dims["v_dim"],
+        "wk": dims["index_dim"],
+        "wv": dims["index_heads"],
+    }
+    starts = [0, *itertools.accumulate(widths.values())]
+    scalars = {"rms_eps": 1e-6, "index_eps": 1e-6, "softmax_scale": 192**-0.5}
+    return {
+        "spec": "pipelines/example.yaml",
+        "dims": {**dims, "latent": widths["kv_a"], "pitch": starts[-1]},
+        "columns": dict(zip(widths, starts, strict=False)),
+        "scalars": scalars,
+    }
+
+
+def render(folder: Path, geometry: str) -> None:
+    """Writes the three kernels of a geometry as real files."""
+    loader = FileSystemLoader(ROOT / "templates")
+    options = {"undefined": StrictUndefined, "keep_trailing_newline": True}
+    environment = Environment(loader=loader, autoescape=False, **options)
+    for name in KERNELS:
+        template = environment.get_template(f"kernels/{name}.py.jinja")
+        (folder / f"{name}.py").write_text(template.render(context(GEOMETRIES[geometry])))
+
+
+def load(path: Path) -> ModuleType:
+    """A fresh module from a file, under a name of its own."""
+    name = f"generated_{path.stem}_{next(_SERIAL)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """geometry -> folder with its rendered kernels."""
+    made = {geometry: tmp_path_factory.mktemp(geometry) for geometry in GEOMETRIES}
+    for geometry, folder in made.items():
+        render(folder, geometry)
+    return made
+
+
+@pytest.fixture(scope="module")
+def modules(folders) -> dict[tuple[str, str], ModuleType]:
+    """(geometry, kernel) -> imported module."""
+    return {(g, name): load(folders[g] / f"{name}.py") for g in GEOMETRIES for name in KERNELS}
+
+
+def build(module: ModuleType, name: str, arch: str, **flags) -> str:
+    """PTX of a kernel of `module`."""
+    kernel = getattr(module, KERNELS[name])(**flags)
+    return ptx_of(compile_kernel(kernel, module.operands(), arch, keep_ptx=True))
+
+
+def assert_waits(ptx: str, names: list[str], weights: set[str]) -> None:
+    """Weights are read ahead of the wait; everything else, and every store, lies behind it."""
+    for access in global_accesses(ptx):
+        operands = {names[parameter] for parameter in access.parameters}
+        assert operands, f"address of unknown origin: {access.text}"
+        early = access.is_load and operands <= weights
+        assert access.waited or early, f"{sorted(operands)} touched before the wait: {access.text}"
+        assert not (access.waited and early), f"{sorted(operands)} read late: {access.text}"
+
+
+everywhere = pytest.mark.parametrize(
+    ("geometry", "name", "arch"), list(itertools.product(GEOMETRIES, KERNELS, ARCHS))
+)
+
+
+@everywhere
+@pytest.mark.parametrize("release", [True, False])
+def test_waits_and_releases(modules, geometry, name, arch, release):
+    module = modules[geometry, name]
+    ptx = build(module, name, arch, release=release)
+    assert f".target {arch}" in ptx
+    assert WAIT in ptx
+    assert (RELEASE in ptx) == release
+    assert ".local" not in ptx, "a register array went to local memory"
+    assert_waits(ptx, [spec.name for spec in module.operands()], WEIGHTS[name])
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_operand_is_touched(modules, name):
+    module = modules["kimi", name]
+    accesses = global_accesses(build(module, name, "sm_90a"))
+    touched = {number for access in accesses for number in access.parameters}
+    assert touched == set(range(len(module.operands())))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_missing_wait_is_noticed(folders, tmp_path, name):
+    text = (folders["kimi"] / f"{name}.py").read_text()
+    (tmp_path / f"{name}.py").write_text(text.replace("pdl.wait()", "pass"))
+    module = load(tmp_path / f"{name}.py")
+    ptx = build(module, name, "sm_90a")
+    assert WAIT not in ptx
+    with pytest.raises(AssertionError, match="touched before the wait"):
+        assert_waits(ptx, [spec.name for spec in module.operands()], WEIGHTS[name])
+
+
+def test_a_late_wait_is_noticed(folders, tmp_path):
+    text = (folders["kimi"] / "rms_norm.py").read_text()
+    load_line = "        x = memory.load_float(q_a[row, None], part, VECTOR)\n"
+    moved = text.replace(load_line, "").replace(
+        "        pdl.wait()\n", load_line + "        pdl.wait()\n"
+    )
+    (tmp_path / "rms_norm.py").write_text(moved)
+    module = load(tmp_path / "rms_norm.py")
+    with pytest.raises(AssertionError, match=r"\['q_a'\] touched before the wait"):
+        assert_waits(build(module, "rms_norm", "sm_90a"), ["q_a", "q_norm", "q_c"], {"q_norm"})
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_slot_addresses_are_64_bit(modules, geometry, arch):
+    module = modules[geometry, "dsa_index"]
+    ptx = build(module, "dsa_index", arch)
+    cache = [spec.name for spec in module.operands()].index("index_kv")
+    (stride,) = parameter_registers(ptx, cache, 16)
+    products = [line for line in ptx.splitlines() if stride in line and "ld.param" not in line]
+    assert products and all(".lo.s64" in line for line in products), products
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_e4m3_saturates(modules, geometry):
+    ptx = build(modules[geometry, "dsa_index"], "dsa_index", "sm_90a")
+    conversions = [line for line in ptx.splitlines() if "e4m3" in line]
+    assert conversions and all("cvt.rn.satfinite.e4m3x2.f32" in line for line in conversions)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("v_tile", [8, 16, 32])
+def test_value_uses_the_tensor_cores(modules, geometry, v_tile):
+    module = modules[geometry, "mla_value"]
+    ptx = build(module, "mla_value", "sm_90a", v_tile=v_tile)
+    steps = module.WARP_SLICES * 2 * v_tile // 8
+    assert ptx.count("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") == steps
+
+
+@pytest.mark.parametrize(
+    ("mode", "present", "absent"),
+    [
+        ("refined", "rcp.approx.ftz.f32", "rcp.rn.f32"),
+        ("fast", "rcp.approx.ftz.f32", "rcp.rn.f32"),
+        ("exact", "rcp.rn.f32", "rcp.approx.ftz.f32"),
+    ],
+)
+def test_sigmoid_modes(modules, mode, present, absent):
+    ptx = build(modules["kimi", "mla_value"], "mla_value", "sm_90a", sigmoid=mode)
+    assert present in ptx
+    assert absent not in ptx
+    assert ("0f7E800000" in ptx) == (mode == "refined"), "only the Newton step needs a range"
+
+
+def test_value_flags_are_checked(modules):
+    module = modules["kimi", "mla_value"]
+    with pytest.raises(
+        ValueError, match="unknown sigmoid 'soft'; choose from refined, exact, fast"
+    ):
+        module.MlaValue(sigmoid="soft")
+    for v_tile in (12, 48):
+        with pytest.raises(
+            ValueError, match=f"v_tile {v_tile} is not a multiple of 8 that divides"
+        ):
+            module.MlaValue(v_tile=v_tile)
+
+
+def test_wide_loads(modules):
+    for name, vectors in {"rms_norm": 2, "mla_value": 16}.items():
+        lines = build(modules["kimi", name], name, "sm_90a").splitlines()
+        assert sum("ld.global.v4.b32" in line for line in lines) == vectors
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_rendered_files_are_clean(folders, geometry):
+    files = sorted(str(path) for path in folders[geometry].glob("*.py"))
+    assert len(files) == len(KERNELS)
+    ruff = [sys.executable, "-m", "ruff"]
+    style = ["--isolated", "--line-length", "100"]
+    rules = ["--select", "E,F,I,B,UP", "--config", 'lint.isort.known-first-party=["kpipe"]']
+    for command in (["format", "--check", *style], ["check", *style, *rules]):
+        done = subprocess.run([*ruff, *command, *files], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_header_and_constants(folders, name):
+    text = (folders["kimi"] / f"{name}.py").read_text()
+    assert text.startswith('"""Generated from pipelines/example.yaml; do not edit.\n')
+    assert "{{" not in text and "{%" not in text
+
+
+def test_equal_structure_is_compiled_once(folders, modules):
+    again = load(folders["kimi"] / "rms_norm.py")
+    first = modules["kimi", "rms_norm"]
+    one = compile_kernel(first.RmsNorm(), first.operands(), "sm_90a")
+    assert compile_kernel(again.RmsNorm(), again.operands(), "sm_90a") is one
+    assert compile_kernel(first.RmsNorm(release=False), first.operands(), "sm_90a") is not one
+    assert compile_kernel(first.RmsNorm(), first.operands(), "sm_100a") is not one
+
+
+def test_key_holds_structure_only(folders, modules):
+    again = load(folders["kimi"] / "rms_norm.py")
+    first = modules["kimi", "rms_norm"]
+    key = kernel_key(first.RmsNorm(), first.operands(), "sm_90a")
+    assert key == kernel_key(again.RmsNorm(), again.operands(), "sm_90a")
+    assert key.name == "RmsNorm"
+    assert key.flags == (("release", True), ("pdl", True))
+    assert " at 0x" not in repr(key)
+    small = modules["small", "rms_norm"]
+    assert key.source != kernel_key(small.RmsNorm(), small.operands(), "sm_90a").source
+
+
+def test_ptx_must_be_kept(modules):
+    module = modules["small", "rms_norm"]
+    compiled = compile_kernel(module.RmsNorm(), module.operands(), "sm_90a")
+    with pytest.raises(ValueError, match="no PTX was kept; compile with keep_ptx=True"):
+        ptx_of(compiled)
+
+
+def test_refusals(modules):
+    module = modules["kimi", "rms_norm"]
+    with pytest.raises(ValueError, match="unknown arch 'sm_90'; known: sm_90a, sm_100a, sm_103a"):
+        compile_kernel(module.RmsNorm(), module.operands(), "sm_90")
+    with pytest.raises(TypeError, match="object is not a frozen dataclass"):
+        flags_of(object())
+    with pytest.raises(TypeError, match=r"Mutable\.flags is a list; flags are plain values"):
+        flags_of(Mutable([]))
+    with pytest.raises(ValueError, match="x: unknown dtype 'fp4'; known: bf16, fp32"):
+        TensorSpec("x", "fp4", (1,))
+    with pytest.raises(ValueError, match="x: 2 extents but 1 strides"):
+        TensorSpec("x", "bf16", (1, 2), (1,))
+    with pytest.raises(ValueError, match="x: give strides where an inner extent is dynamic"):
+        TensorSpec("x", "bf16", (1, Symbol("n")))
+
+
+def test_import_is_light():
+    check = (
+        "import sys, kpipe.runtime.host.compile as c; print('cutlass' in sys.modules, c.ARCHS[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.stdout == "False sm_90a\n", done.stderr

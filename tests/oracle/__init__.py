@@ -1,0 +1,3 @@
+"""Independent oracle of the DSA decode layer: float64, all heads, no staging, no runtime code."""
+
+from __future__ import annotations
