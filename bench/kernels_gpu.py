@@ -2,7 +2,8 @@
 
     python bench/kernels_gpu.py FOLDER [--out evidence.json] [--sanitize]
 
-FOLDER holds rms_norm.py, dsa_index.py and mla_value.py of one geometry. Every kernel is compared
+FOLDER is the kernels folder of one generated pipeline; the kernels with a case here are taken.
+Every kernel is compared
 with an oracle in float64 (float32 where bits are compared) written from the maths: fresh random
 inputs, outputs poisoned with NaN, NaN in every padded place, strided views, eagerly and replayed
 from a CUDA graph with a side stream and a PDL chain. Times are medians over graph replays that
@@ -43,7 +44,11 @@ class Bench:
         self.folder = folder
         major, minor = torch.cuda.get_device_capability()
         self.arch = f"sm_{major}{minor}a"
-        self.cases = {name: make(load(folder / f"{name}.py")) for name, make in CASES.items()}
+        self.cases = {
+            name: make(load(folder / f"{name}.py"))
+            for name, make in CASES.items()
+            if (folder / f"{name}.py").is_file()
+        }
         self.records: list[dict] = []
         self.failures: list[str] = []
 
@@ -229,11 +234,17 @@ def capture_layers(layers: list[dict], kernels: dict) -> torch.cuda.CUDAGraph:
         for layer in layers:
             side.wait_stream(main)
             with torch.cuda.stream(side):
-                kernels["mla_value"](*layer["mla_value"].values())
-            kernels["rms_norm"](*layer["rms_norm"].values())
-            kernels["dsa_index"](*layer["dsa_index"].values())
+                launch(kernels, layer, "mla_value")
+            launch(kernels, layer, "rms_norm")
+            launch(kernels, layer, "dsa_index")
             main.wait_stream(side)
     return graph
+
+
+def launch(kernels: dict, layer: dict, name: str) -> None:
+    """Launches a kernel where this pipeline has it."""
+    if name in kernels:
+        kernels[name](*layer[name].values())
 
 
 def replay_us(graph: torch.cuda.CUDAGraph) -> float:
@@ -267,7 +278,7 @@ def versions() -> dict[str, str]:
 def table(records: list[dict]) -> str:
     """Worst error of every kernel, and its times by rows."""
     lines = []
-    for name in CASES:
+    for name in sorted({entry["kernel"] for entry in records}):
         mine = [entry for entry in records if entry["kernel"] == name]
         judged = [entry for entry in mine if "ok" in entry]
         failed = sum(not entry["ok"] for entry in judged)
@@ -284,6 +295,13 @@ def table(records: list[dict]) -> str:
                 timed.setdefault(key, []).append(f"{entry['rows']}:{entry['median_us']:.2f}")
         lines += [f"  {key:<58} {' '.join(values)}" for key, values in timed.items()]
     return "\n".join(lines)
+
+
+def evidence_text(document: dict) -> str:
+    """One record per line, so that a re-run reads well in a diff."""
+    records = ",\n".join("  " + json.dumps(record) for record in document["records"])
+    head = json.dumps({"gpu": document["gpu"], "versions": document["versions"]})
+    return f'{head[:-1]},\n "records": [\n{records}\n ]}}\n'
 
 
 def main() -> int:
@@ -305,7 +323,8 @@ def main() -> int:
     gpu = torch.cuda.get_device_name()
     document = {"gpu": gpu, "versions": versions(), "records": bench.records}
     if options.out:
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(evidence_text(document))
     print("\n".join(bench.failures[:40]))
     print(table(bench.records))
     print("FAILED" if bench.failures else "ok", len(bench.failures), gpu, bench.arch)

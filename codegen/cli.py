@@ -41,11 +41,25 @@ class Root(click.Group):
         with formatter.section("Exit codes"):
             formatter.write_dl(EXIT_CODES)
 
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command; a reader of the pipe that has seen enough is no error."""
+        try:
+            return super().invoke(context)
+        except BrokenPipeError:
+            import os
+
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FINE
+
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
         """Run and leave with one of the documented exit codes."""
         words = list(sys.argv[1:] if args is None else args)
+        if args is None:  # a process of its own: collecting garbage would cost a tenth of its time
+            import gc
+
+            gc.disable()
         extra["standalone_mode"] = False
         code = FINE
         try:
@@ -71,11 +85,6 @@ def _exit_code_of(error: Exception, *, debug: bool) -> int:
     if isinstance(error, click.ClickException):
         error.show()
         return USAGE
-    if isinstance(error, BrokenPipeError):  # the reader of the pipe has seen enough
-        import os
-
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FINE
     if isinstance(error, SpecError):
         from kpipe.codegen.commands.common import exit_code, show_findings
 
@@ -109,7 +118,7 @@ def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
 _SPECS = click.argument("specs", nargs=-1, metavar="[SPEC]...", type=click.Path())
 
 
-@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("kpipe", cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kpipe", message="%(prog)s %(version)s")
 def main() -> None:
     """Specification of a decode layer in, CuTe-DSL kernels and orchestration out."""
@@ -148,9 +157,11 @@ def check(specs: tuple[str, ...], form: str, color: str) -> int:
 def generate(
     specs: tuple[str, ...], mode: str | None, out: str | None, force: bool, color: str
 ) -> int:
-    """Write the generated folder of each spec, and only files that differ.
+    """Write each spec's generated folder, only files that differ.
 
     All or nothing: with a finding in any spec nothing is written.
+
+    Without SPEC: every spec that `pipelines` in the project's settings names.
     """
     from kpipe.codegen.commands.generate import run
 
@@ -217,7 +228,7 @@ def schema(out: str | None, color: str) -> int:
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="FOLDER [OPTIONS]...")
 def verify(arguments: tuple[str, ...]) -> int:
-    """Compare a generated folder's kernels with the reference (kpipe.runtime.verify)."""
+    """Run a generated folder against the reference."""
     import subprocess
 
     # Its own process: the generator never loads the runtime, nor torch.

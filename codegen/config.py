@@ -149,7 +149,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
         where = re.search(r" ?\(at line (\d+), column (\d+)\)", str(error))
         line, column = (int(where[1]), int(where[2])) if where else (1, 1)
         reason = str(error)[: where.start()] if where else str(error)
-        _refuse(path, [("", f"not TOML: {reason[:1].lower()}{reason[1:]}", (), "")], at=(line, column))
+        _refuse(
+            path, [("", f"not TOML: {reason[:1].lower()}{reason[1:]}", (), "")], at=(line, column)
+        )
         raise
 
 

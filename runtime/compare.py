@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor
@@ -33,10 +34,13 @@ class StageError:
 
 
 def compare_trial(trial: Trial, rounding: Rounding | None = None) -> tuple[StageError, ...]:
-    """Errors of every stage that the trial has reached.
+    """Errors of every stage that the trial has entered.
 
     The oracle continues from the trial's own selection; the selection itself is compared by
-    score.  Buffers that still hold poison were not written and are left out.
+    score.  Buffers that still hold poison were not written and are left out, but a stage of which
+    nothing was written has the error inf.  Without `rounding` every declared point rounds, except
+    that the index query stays in FP32 where no op wrote `index_q`.  Raises AssertionError where
+    `selected` and `valid` contradict each other.
     """
     layer = trial.ranks[0].layer
     latent_format = layer.MEMORY.caches["latent_kv"].format
@@ -49,7 +53,7 @@ def compare_trial(trial: Trial, rounding: Rounding | None = None) -> tuple[Stage
         selection=selection,
         tp=layer.RANKS,
         interleave=layer.INTERLEAVE if layer.CONTEXT_PARALLEL else None,
-        rounding=rounding or Rounding(),
+        rounding=rounding or Rounding(index_query=_materialised(trial, "index_q")),
     )
     found: dict[tuple[str, str], StageError] = {}
     for run in trial.ranks:
@@ -57,7 +61,19 @@ def compare_trial(trial: Trial, rounding: Rounding | None = None) -> tuple[Stage
             key = (error.stage, error.what)
             if key not in found or not error.error <= found[key].error:
                 found[key] = error
-    return tuple(found.values())
+    if bool(oracle.active.any()):
+        for stage in trial.stages:
+            if all(error.stage != stage for error in found.values()):
+                reason = "a stage that was entered has written something"
+                found[stage, "nothing"] = StageError(stage, "nothing", inf, 0.0, reason, 0)
+    order = {stage: place for place, stage in enumerate(trial.stages)}
+    return tuple(sorted(found.values(), key=lambda error: order.get(error.stage, len(order))))
+
+
+def _materialised(trial: Trial, buffer: str) -> bool:
+    """Whether an op wrote that buffer, that is, rounded the intermediate to its dtype."""
+    view = getattr(trial.ranks[0].views, buffer, None)
+    return view is not None and _written(view[: trial.batch.rows])
 
 
 def selection_of(trial: Trial) -> list[Tensor] | None:
@@ -78,7 +94,9 @@ def _selection(trial: Trial) -> list[Tensor] | None:
             if count and not bool((request == row // trial.batch.q).all()):
                 raise AssertionError(f"row {row} selects keys of another request, rank {run.rank}")
             if bool((run.views.selected[row, count:] != -1).any()):
-                raise AssertionError(f"row {row}: entries behind `valid` are not -1, rank {run.rank}")
+                raise AssertionError(
+                    f"row {row}: entries behind `valid` are not -1, rank {run.rank}"
+                )
             chosen[row].append(position)
     return [torch.cat(parts) for parts in chosen]
 
@@ -106,7 +124,9 @@ def _rank_errors(
     heads = trial.geometry.heads(run.layer.RANKS)
     own = slice(run.rank * heads, (run.rank + 1) * heads)
     value = slice(own.start * trial.geometry.v_dim, own.stop * trial.geometry.v_dim)
-    views = {name: view[:rows] for name, view in vars(run.views).items() if isinstance(view, Tensor)}
+    views = {
+        name: view[:rows] for name, view in vars(run.views).items() if isinstance(view, Tensor)
+    }
     for column in ("q_a", "kv_a", "wk", "wv"):
         add("projection", column, views[column], oracle.projected[column], "projected")
     add("projection", "gate", views["gate"], oracle.projected["gate"][:, value], "projected")
@@ -127,22 +147,23 @@ def _rank_errors(
             StageError("indexer", "selection", worst, float(limit), limit.reason, run.rank)
         )
         _attention_errors(run, oracle, views, value, own, add)
-    if oracle.partials is not None:
-        add("o_proj", "out", run.out, oracle.out_reduced, "out")
-    else:
-        add("o_proj", "out", run.out, oracle.out_partials[run.rank], "out")
-    inactive = run.out[~active]
-    if _written(run.out) and inactive.numel() and oracle.partials is not None:
-        zero = 0.0 if bool((inactive == 0).all()) else float("inf")
-        errors.append(StageError("o_proj", "inactive rows", zero, 0.0, "exactly zero", run.rank))
+    out = oracle.out_reduced if oracle.partials is not None else oracle.out_partials[run.rank]
+    if trial.complete or _written(run.out):  # a complete run owes its output
+        error, limit = relative_error(run.out[active], out[active]), bounds["out"]
+        errors.append(StageError("o_proj", "out", error, float(limit), limit.reason, run.rank))
+    for stage, result in (("value", views["gated"]), ("o_proj", run.out)):
+        if stage in trial.stages and not bool(active.all()):
+            error = 0.0 if bool((result[~active] == 0).all()) else inf
+            what = "inactive rows"
+            errors.append(StageError(stage, what, error, 0.0, "exactly zero", run.rank))
     return errors
 
 
 def _attention_errors(run, oracle, views, value, own, add) -> None:  # type: ignore[no-untyped-def]
     if "latent" in views:
         add("sparse_core", "latent", views["latent"], oracle.latent[:, own], "latent")
-    if "partial" in views and oracle.partials is not None:
-        part = oracle.partials[run.rank]
+    if "partial" in views:  # one rank alone holds the whole row
+        part = oracle.latent if oracle.partials is None else oracle.partials[run.rank]
         add("sparse_core", "partial", views["partial"], part, "latent")
     bound = "gated"
     add("value", "gated", views["gated"], oracle.gated[:, value], bound)

@@ -117,7 +117,9 @@ class Layer:
         if backend == "cuda":
             self._refuse_missing_kernels()
         self.comm = self._checked_comm(comm)
-        self.shard = Shard(self.comm.rank, self.RANKS if self.CONTEXT_PARALLEL else 1, self.INTERLEAVE)
+        self.shard = Shard()
+        if self.CONTEXT_PARALLEL:
+            self.shard = Shard(self.comm.rank, self.RANKS, self.INTERLEAVE)
         self._weights = self._checked_weights(weights)
         self._bind_caches(caches)
         self._bind_memory(scratch or Scratch(), layer)
@@ -199,7 +201,9 @@ class Layer:
     def _checked_weights(self, weights: Weights) -> dict[str, Tensor]:
         tensors = given(weights)
         specs = dict(self.MEMORY.weights)
-        derived = {name: specs.pop(name) for name in ("q_scale_inv", "k_scale_inv") if name in specs}
+        derived = {
+            name: specs.pop(name) for name in ("q_scale_inv", "k_scale_inv") if name in specs
+        }
         for name in derived:
             specs.setdefault(name.removesuffix("_inv"), derived[name])
         check_tensors(f"{self.NAME} weights", tensors, specs, {}, optional=("v_scale",))
@@ -217,7 +221,9 @@ class Layer:
         problems = [name for name in self.MEMORY.caches if name not in tensors]
         if problems:
             raise LayerError(f"{self.NAME} caches: missing {', '.join(problems)}")
-        dims = {name: int(self.MEMORY.geometry.get(name, 0)) for name in ("kv_lora", "pe", "index_dim")}
+        dims = {
+            name: int(self.MEMORY.geometry.get(name, 0)) for name in ("kv_lora", "pe", "index_dim")
+        }
         for name, spec in self.MEMORY.caches.items():
             tensor = tensors[name]
             if tensor.dim() != 3 or tensor.shape[1] != spec.page:
@@ -225,7 +231,7 @@ class Layer:
                     f"{self.NAME} caches: {name} is {list(tensor.shape)}, not "
                     f"[blocks, {spec.page}, row bytes]"
                 )
-            setattr(self, name, PagedCache(tensor, cache_format(spec.format, **dims)))
+            setattr(self, name, PagedCache(tensor, cache_format(spec.format, **dims), name))
 
     def _bind_memory(self, scratch: Scratch, layer: int) -> None:
         self.buffers = {
@@ -247,18 +253,20 @@ class Layer:
     # -- one step ------------------------------------------------------------------------------
 
     def declared_rows(self, step: Step) -> int:
-        """The declared size that the rows of a step are padded to; LayerError beyond the largest."""
-        queries = [q for arch, q in self.TABLE if arch == self.arch]
-        if step.q not in queries:
+        """The declared size that a step is padded to; LayerError beyond the largest."""
+        return self.declared_rows_of(step.rows, step.q)
+
+    def declared_rows_of(self, rows: int, q: int) -> int:
+        """The declared size that `rows` with `q` rows a request are padded to, or LayerError."""
+        queries = [known for arch, known in self.TABLE if arch == self.arch]
+        if q not in queries:
             raise LayerError(
-                f"{self.NAME}: q {step.q} is not declared; declared: {', '.join(map(str, queries))}"
+                f"{self.NAME}: q {q} is not declared; declared: {', '.join(map(str, queries))}"
             )
-        sizes = self.TABLE[(self.arch, step.q)]
-        size = next((size for size in sorted(sizes) if size >= step.rows), None)
-        if size is None or step.rows < 1:
-            raise LayerError(
-                f"{self.NAME}: {step.rows} rows; declared for q {step.q} are 1 to {max(sizes)}"
-            )
+        sizes = self.TABLE[(self.arch, q)]
+        size = next((size for size in sorted(sizes) if size >= rows), None)
+        if size is None or rows < 1:
+            raise LayerError(f"{self.NAME}: {rows} rows; declared for q {q} are 1 to {max(sizes)}")
         return size
 
     def _check_step(self, step: Step) -> None:

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
-from kpipe.runtime.layer import Layer, Scratch
+from kpipe.runtime.layer import HostStream, Layer, Scratch
 from kpipe.runtime.metadata import Caches, LayerError, Step, Weights
+from kpipe.runtime.op import Op
 from kpipe.runtime.oracle.caches import (
     ContextShard,
     PagedBytes,
@@ -65,6 +66,45 @@ def geometry_of(layer: type[Layer]) -> Geometry:
     return Geometry(**values)  # type: ignore[arg-type]
 
 
+def launches(layer_class: type[Layer], method: str) -> tuple[Op, ...]:
+    """The ops that a method launches, in host order; nothing is prepared or executed."""
+    layer, found = layer_class(), []
+
+    def recorder(op: Op) -> Callable[..., None]:
+        return lambda *operands, **named: found.append(op)
+
+    for op in layer_class.OPS:
+        setattr(layer, op.name, recorder(op))
+    for name in layer_class.MEMORY.caches:
+        setattr(layer, name, None)
+    for name in ("main", *layer_class.STREAMS):
+        setattr(layer, name, HostStream(name))
+    anything = _Anything()
+    getattr(layer, method)(anything, anything)
+    return tuple(found)
+
+
+def stages(layer_class: type[Layer], method: str, stop_after: str = "") -> tuple[str, ...]:
+    """The stages that a method enters, in order, until the last op of `stop_after` has run.
+
+    Raises LayerError that lists all of them where `stop_after` is none of them.
+    """
+    entered = [op.stage for op in launches(layer_class, method)]
+    if stop_after and stop_after not in entered:
+        known = ", ".join(dict.fromkeys(entered))
+        raise LayerError(f"{layer_class.NAME}: no stage {stop_after!r}; stages: {known}")
+    while stop_after and entered[-1] != stop_after:
+        entered.pop()
+    return tuple(dict.fromkeys(entered))
+
+
+class _Anything:
+    """Has every attribute; stands in for operands where only the launches matter."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
 @dataclass
 class RankRun:
     """What one rank holds after a run."""
@@ -80,12 +120,17 @@ class RankRun:
 
 @dataclass(frozen=True)
 class Trial:
-    """One layer's inputs and the state of every rank after it ran."""
+    """One layer's inputs and the state of every rank after it ran.
+
+    `stages` are those that were entered; a run that was not cut short is `complete`.
+    """
 
     geometry: Geometry
     weights: ModelWeights
     batch: Batch
     ranks: tuple[RankRun, ...]
+    stages: tuple[str, ...]
+    complete: bool = True
 
 
 @dataclass(frozen=True)
@@ -107,70 +152,75 @@ def run_case(layer_class: type[Layer], case: Case) -> tuple[Trial, ...]:
     """Run `case.layers` chained layers of that class and return one trial per layer.
 
     Layers have different weights and caches and share scratch and mailboxes; the hidden states
-    of a layer are those of the one before plus its output.
+    of a layer are those of the one before plus its output (without context parallelism: plus the
+    partial outputs of the ranks that run).
     """
-    geometry = geometry_of(layer_class)
-    batches = [make_batch(geometry, case.lengths, case.q, seed=case.seed * 1000 + 7)]
-    models = [make_weights(geometry, seed=case.seed * 1000 + n) for n in range(case.layers)]
-    ranks = _ranks(layer_class, case)
-    runs: list[list[RankRun]] = [[] for _ in ranks]
-
-    def body(comm: Any, place: int) -> None:
-        scratch = Scratch()
-        hidden = batches[0].hidden
-        for number, model in enumerate(models):
-            batch = replace(_contexts(geometry, case, number), hidden=hidden)
-            run = _run_rank(layer_class, geometry, model, batch, case, number, comm, ranks[place], scratch)
-            runs[place].append(run)
-            hidden = (hidden.float() + run.out.float()).bfloat16()
-
+    chain = _Chain(layer_class, case)
+    first = chain.contexts(0).hidden
     if layer_class.CONTEXT_PARALLEL:
         group = VirtualRanks(layer_class.RANKS, timeout_s=120.0)
-        group.run(lambda comm: body(comm, comm.rank))
+        by_rank = group.run(lambda comm: chain.run_rank(first, comm))
     else:
-        for place in range(len(ranks)):
-            body(None, place)
-    return tuple(
-        Trial(
-            geometry,
-            model,
-            replace(_contexts(geometry, case, number), hidden=_hidden_at(batches[0], runs[0], number)),
-            tuple(rank_runs[number] for rank_runs in runs),
-        )
-        for number, model in enumerate(models)
-    )
+        by_rank = chain.run_alone(first)
+    hidden, trials = first, []
+    for number in range(case.layers):
+        runs = tuple(rank_runs[number] for rank_runs in by_rank)
+        entered = stages(layer_class, runs[0].method, case.stop_after)
+        batch = replace(chain.contexts(number), hidden=hidden)
+        parts = chain.geometry, chain.models[number], batch, runs, entered
+        trials.append(Trial(*parts, complete=not case.stop_after))
+        hidden = _next_hidden(hidden, runs if not layer_class.CONTEXT_PARALLEL else runs[:1])
+    return tuple(trials)
 
 
-def _contexts(geometry: Geometry, case: Case, number: int) -> Batch:
-    return make_batch(geometry, case.lengths, case.q, seed=case.seed * 1000 + 100 + number)
+class _Chain:
+    """The layers of a case: their weights and contexts, and running one rank's share of them."""
+
+    def __init__(self, layer_class: type[Layer], case: Case) -> None:
+        self.layer_class = layer_class
+        self.case = case
+        self.geometry = geometry_of(layer_class)
+        seeds = range(case.seed * 1000, case.seed * 1000 + case.layers)
+        self.models = [make_weights(self.geometry, seed=seed) for seed in seeds]
+
+    def contexts(self, number: int) -> Batch:
+        """The requests and cached tokens of a layer; the hidden states are those of layer 0."""
+        seed = self.case.seed * 1000 + 100 + number
+        return make_batch(self.geometry, self.case.lengths, self.case.q, seed=seed)
+
+    def run_rank(self, hidden: Tensor, comm: Any) -> list[RankRun]:
+        """All layers on one rank of a group."""
+        scratch, runs = Scratch(), []
+        for number in range(self.case.layers):
+            runs.append(_run_rank(self, number, hidden, comm, comm.rank, scratch))
+            hidden = _next_hidden(hidden, runs[-1:])
+        return runs
+
+    def run_alone(self, hidden: Tensor) -> list[list[RankRun]]:
+        """All layers on ranks that exchange nothing, one after the other."""
+        ranks = self.case.only_ranks or (0,)
+        scratch = [Scratch() for _ in ranks]
+        runs: list[list[RankRun]] = [[] for _ in ranks]
+        for number in range(self.case.layers):
+            for place, rank in enumerate(ranks):
+                run = _run_rank(self, number, hidden, None, rank, scratch[place])
+                runs[place].append(run)
+            hidden = _next_hidden(hidden, [rank_runs[-1] for rank_runs in runs])
+        return runs
 
 
-def _hidden_at(first: Batch, runs: Sequence[RankRun], number: int) -> Tensor:
-    hidden = first.hidden
-    for run in runs[:number]:
-        hidden = (hidden.float() + run.out.float()).bfloat16()
-    return hidden
-
-
-def _ranks(layer_class: type[Layer], case: Case) -> tuple[int, ...]:
-    if layer_class.CONTEXT_PARALLEL:
-        return tuple(range(layer_class.RANKS))
-    return case.only_ranks or (0,)
+def _next_hidden(hidden: Tensor, runs: Sequence[RankRun]) -> Tensor:
+    return (hidden.float() + sum(run.out.float() for run in runs)).bfloat16()
 
 
 def _run_rank(
-    layer_class: type[Layer],
-    geometry: Geometry,
-    model: ModelWeights,
-    batch: Batch,
-    case: Case,
-    number: int,
-    comm: Any,
-    rank: int,
-    scratch: Scratch,
+    chain: _Chain, number: int, hidden: Tensor, comm: Any, rank: int, scratch: Scratch
 ) -> RankRun:
-    sharded = layer_class.CONTEXT_PARALLEL
-    shard = ContextShard(rank, layer_class.RANKS, layer_class.INTERLEAVE) if sharded else ContextShard()
+    layer_class, geometry, case = chain.layer_class, chain.geometry, chain.case
+    model, batch = chain.models[number], replace(chain.contexts(number), hidden=hidden)
+    shard = ContextShard()
+    if layer_class.CONTEXT_PARALLEL:
+        shard = ContextShard(rank, layer_class.RANKS, layer_class.INTERLEAVE)
     latent_spec, index_spec = (layer_class.MEMORY.caches[n] for n in ("latent_kv", "index_kv"))
     latent = build_latent_cache(
         geometry,
@@ -188,7 +238,9 @@ def _run_rank(
     layer = layer_class()
     held = rank_weights(geometry, model, rank, layer_class.RANKS)
     layer.prepare(
-        Weights(**{f.name: getattr(held, f.name) for f in fields(held) if not f.name.endswith("_inv")}),
+        Weights(
+            **{f.name: getattr(held, f.name) for f in fields(held) if not f.name.endswith("_inv")}
+        ),
         Caches(latent_kv=latent.data, index_kv=index.data),
         arch=case.arch,
         layer=number,
@@ -227,6 +279,3 @@ def poison(layer: Layer) -> None:
     for name, spec in layer.MEMORY.buffers.items():
         if spec.dtype in ("bf16", "fp32"):
             layer.buffers[name].fill_(torch.nan)
-
-
-Check = Callable[[Trial], None]

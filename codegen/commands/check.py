@@ -13,6 +13,7 @@ from kpipe.codegen.commands.common import (
     exit_code,
     expand_specs,
     show_findings,
+    wrapped,
 )
 from kpipe.codegen.diagnostics import Diagnostic, SpecError, count_line, render_json
 from kpipe.codegen.plan.api import resolve_spec
@@ -72,7 +73,9 @@ def check_one(path: str, texts: dict[str, str]) -> Verdict:
         resolved = resolve_spec(path, texts)
         if resolved.spec.draft is not None:
             missing = ", ".join(sorted(resolved.missing))
-            return Verdict(path, "draft", _count(len(resolved.modes), "mode"), (f"no contract yet: {missing}",))
+            return Verdict(
+                path, "draft", _count(len(resolved.modes), "mode"), (f"no contract yet: {missing}",)
+            )
         refuse_unbuilt(resolved)
         plan = build_plan(resolved, Report(resolved.source))
     except SpecError as error:
@@ -105,12 +108,10 @@ def _notes(plan: PipelinePlan) -> tuple[str, ...]:
 
 def _lines(verdicts: list[Verdict]) -> list[str]:
     width = max((len(verdict.facts) for verdict in verdicts), default=0)
-    rows = [
-        (v.path, v.status, *v.facts, *[""] * (width - len(v.facts))) for v in verdicts
-    ]
+    rows = [(v.path, v.status, *v.facts, *[""] * (width - len(v.facts))) for v in verdicts]
     lines = []
     for row, verdict in zip(aligned(rows), verdicts, strict=True):
-        lines += [row, *(f"  {note}" for note in verdict.notes)]
+        lines += [row, *(line for note in verdict.notes for line in wrapped(note))]
     return lines
 
 

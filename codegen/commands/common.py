@@ -20,8 +20,9 @@ from kpipe.codegen.diagnostics import (
 )
 
 # Findings that mean "this could not be read", told apart from "this is wrong".
-UNREADABLE = frozenset("KP100 KP105 KP106 KP107 KP801 KP802 KP804 KP808".split())
+UNREADABLE = frozenset(["KP100", "KP105", "KP106", "KP107", "KP801", "KP802", "KP804", "KP808"])
 PROGRESS_AFTER = 2.0  # seconds
+WIDTH = 110  # of what is printed for people
 GITHUB_CAP = 10  # annotations of one level that GitHub shows per step
 _HEADLINE = re.compile(r"(?m)^((?:[^|\n]*?: )?)((error|warning|note)\[KP\d{3}\])(: )")
 _SHADES = {"error": "red", "warning": "yellow", "note": "cyan"}
@@ -41,7 +42,7 @@ def expand_specs(specs: tuple[str, ...]) -> tuple[str, ...]:
     Raises UsageError where that leaves nothing.  A spec named twice is taken once.
     """
     if specs:
-        return tuple(dict.fromkeys(specs))
+        return tuple({Path(spec).resolve(): spec for spec in reversed(specs)}.values())[::-1]
     config = load_config(Path("pyproject.toml"))
     if not config.pipelines:
         raise click.UsageError("name a SPEC, or list `pipelines` in the project's settings")
@@ -103,6 +104,20 @@ def _capped_github(ordered: list[Diagnostic]) -> str:
             kept.append(diagnostic)
     more = f"::notice title=kpipe::{hidden} more findings are in the log of kpipe check\n"
     return render_github(kept) + (more if hidden else "")
+
+
+def wrapped(text: str, indent: str = "  ") -> list[str]:
+    """A paragraph as lines of at most WIDTH characters; further lines are indented deeper."""
+    import textwrap
+
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def aligned(rows: Iterable[tuple[str, ...]], indent: str = "") -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +55,8 @@ def run(specs: tuple[str, ...], mode: str, out: str | None, force: bool, color: 
             found += error.diagnostics
     if found:
         show_findings(found, texts, "text", color=color, err=True)
-        click.echo("nothing was written", err=True)
+        if mode == "write":
+            click.echo("nothing was written", err=True)
         return exit_code(found)
     if mode == "diff":
         for item in drifted:
@@ -67,6 +67,8 @@ def run(specs: tuple[str, ...], mode: str, out: str | None, force: bool, color: 
     if mode != "write" and drifted:
         named = " ".join(item.spec for item in drifted)
         click.echo(f"to bring it up to date: kpipe generate {named}", err=True)
+        if any(item.changes.of("hand_edited") for item in drifted):
+            click.echo("files edited by hand are kept, unless you add --force", err=True)
         return DRIFT_EXIT
     return 0
 
@@ -142,6 +144,8 @@ def _talk(drifted: list[Prepared]) -> None:
 
 
 def _diff(changes: Changes) -> str:
+    import difflib
+
     parts = []
     for change in changes.drift:
         shown = display(changes.folder / change.path)

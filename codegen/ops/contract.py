@@ -9,7 +9,6 @@ kernel alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -39,22 +38,27 @@ class Access(Enum):
 
     @property
     def reads(self) -> bool:
+        """Loads bytes, polling included."""
         return self in (Access.READ, Access.UPDATE) or self.polls
 
     @property
     def polls(self) -> bool:
+        """Spins until a peer has written."""
         return self in (Access.POLL, Access.CONSUME, Access.EXCHANGE)
 
     @property
     def writes(self) -> bool:
+        """Stores payload, publishing included."""
         return self in (Access.WRITE, Access.INSERT, Access.UPDATE) or self.publishes
 
     @property
     def publishes(self) -> bool:
+        """Stores into peers' mailboxes."""
         return self in (Access.PUBLISH, Access.EXCHANGE)
 
     @property
     def rearms(self) -> bool:
+        """Stores the sentinel back."""
         return self in (Access.CONSUME, Access.EXCHANGE, Access.REARM)
 
 
@@ -69,8 +73,9 @@ class Release(Enum):
     """Where an op calls `griddepcontrol.launch_dependents` when it is not held."""
 
     NEVER = "never"
+    AFTER_WEIGHTS = "after_weights"  # once its weights are requested, maybe ahead of its wait
     AFTER_WAIT = "after_wait"
-    AFTER_LOADS = "after_loads"
+    AFTER_LOADS = "after_loads"  # behind the wait, once everything that it reads is requested
     LIBRARY = "library"  # inside a library kernel, cannot be moved
 
 
@@ -173,7 +178,7 @@ class Contract:
     release: Release = Release.AFTER_WAIT
     limits: Limits = Limits()
     scratch: tuple[Scratch, ...] = ()
-    rounds: Mapping[str, str] | tuple = ()  # numerics points that the kernel fixes
+    fixes: tuple[tuple[str, str], ...] = ()  # numerics that the kernel is written for
     lse_base: str = ""  # "2" or "e" where it writes an LSE
     empty_row: str = ""  # what it writes for a row without keys
     tile: tuple[str, ...] = ()  # names of tactic fields

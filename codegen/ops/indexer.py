@@ -41,6 +41,7 @@ DSA_INDEX = Contract(
     constants=("index_eps", "index_heads", "index_dim", "index_quant"),
     reference="indexer:dsa_index",
     kernel="dsa_index",
+    fixes=(("index_quant", "ue8m0"),),
     limits=Limits(cache_formats=("index_fp8",), divides=(("index_dim", 32),)),
 )
 

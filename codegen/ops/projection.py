@@ -26,7 +26,7 @@ PACKED_GEMM = Contract(
         writes("projected", "rows, pitch", "bf16"),
     ),
     reference="projection:packed_gemm",
-    release=Release.AFTER_LOADS,
+    release=Release.AFTER_WEIGHTS,
     tile=("tile_n", "split_k"),
 )
 

@@ -30,6 +30,7 @@ MLA_VALUE = Contract(
     constants=("rounds", "sigmoid"),
     reference="value:mla_value",
     kernel="mla_value",
+    fixes=(("round_value", "bf16"),),
     release=Release.AFTER_LOADS,
     limits=Limits(dcp=False, divides=(("kv_lora", 32), ("v_dim", 32))),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kpipe.codegen.diagnostics import Diagnostic, SpecError
+from kpipe.codegen.diagnostics import Diagnostic, SpecError, did_you_mean
 from kpipe.codegen.plan.build import build_plan, refuse_unbuilt
 from kpipe.codegen.plan.model import PipelinePlan
 from kpipe.codegen.plan.report import Report
@@ -23,7 +23,9 @@ def resolve_spec(path: str, texts: dict[str, str]) -> Resolved:
     if geometry_path is None:
         message = f"no geometry `{spec.geometry}`"
         span = source.span("geometry")
-        raise SpecError((Diagnostic("KP103", message, span, allowed=known),))
+        near = did_you_mean(spec.geometry, known)
+        hint = f"did you mean `{near}`?" if near else f"write geometry/{spec.geometry}.yaml"
+        raise SpecError((Diagnostic("KP103", message, span, allowed=known, help=hint),))
     geometry_source = load_source(_shown(path, geometry_path), texts)
     geometry: Geometry = validate(Geometry, geometry_source)
     report = Report(source)

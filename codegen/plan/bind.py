@@ -89,7 +89,17 @@ def bind_operands(
         if renamed:
             key = operand.name if operand.name in stage.bind else f"{name}.{operand.name}"
             place = report.source.span(*stage_path, "with", key)
-        if operand.kind is Kind.BUFFER:
+        if renamed and operand.kind in (Kind.WEIGHT, Kind.STEP):
+            what = "weight" if operand.kind is Kind.WEIGHT else "step tensor"
+            report.error(
+                "KP103",
+                f"`{operand.name}` of `{contract.name}` is a {what}, which the engine hands in by "
+                "this name; it cannot be bound",
+                place,
+                help="delete the entry; buffers, columns, mailboxes and caches can be bound",
+                once=True,
+            )
+        elif operand.kind is Kind.BUFFER:
             _check_buffer(contract, operand, target, memory, place, report)
         elif operand.kind is Kind.CACHE and target not in memory.caches:
             report.error(
@@ -97,6 +107,8 @@ def bind_operands(
                 f"`{contract.name}` needs a cache `{target}`, which `caches` does not declare",
                 place,
                 allowed=memory.caches,
+                help=f"declare it, or bind the operand: `with: {{{operand.name}: ...}}`",
+                once=True,
             )
     return targets
 
@@ -113,7 +125,9 @@ def _check_buffer(
             "KP103",
             f"`{contract.name}` needs a buffer `{target}` ({needs}), which nothing declares",
             span,
-            help=f"declare it under `buffers`, or bind the operand: `with: {{{operand.name}: ...}}`",
+            help=f"declare it under `buffers`, or bind the operand: "
+            f"`with: {{{operand.name}: ...}}`",
+            once=True,
         )
         return
     shape = operand_shape(operand, memory, span, report)
@@ -125,7 +139,9 @@ def _check_buffer(
             "KP202",
             f"`{contract.name}` takes `{operand.name}` as {dtype}; `{target}` is {found[1]}",
             _declaration(report, target) or span,
+            help=f"write `dtype: {dtype}`, or bind the operand to another buffer",
             related=[("op", span)],
+            once=True,
         )
     elif found[0] != shape:
         report.error(
@@ -133,7 +149,10 @@ def _check_buffer(
             f"`{contract.name}` takes `{operand.name}` as [{_text(shape)}]; `{target}` is "
             f"[{_text(found[0])}]",
             _declaration(report, target) or span,
+            help=f"write `shape: [{', '.join(operand.shape)}]`, or bind the operand to another "
+            "buffer",
             related=[("op", span)],
+            once=True,
         )
 
 

@@ -30,6 +30,7 @@ def check_dataflow(
     `columns` maps each column to its buffer; `where` names the mode and rows in messages.
     """
     writers = _writers(seats, flags)
+    declared = {*spec.buffers, *spec.mailboxes, *columns}
     for target, positions in writers.items():
         whole = columns.get(target, target)
         others = [p for p in positions if target not in spec.mailboxes]
@@ -48,9 +49,13 @@ def check_dataflow(
             if operand.kind is not Kind.BUFFER or not active(operand, flags[position]):
                 continue
             target = seat.targets[operand.name]
+            if target not in declared:
+                continue  # reported where the operand is bound
             if operand.access is Access.READ:
                 whole = columns.get(target, target)
-                found = writers.get(target, []) + (writers.get(whole, []) if whole != target else [])
+                found = writers.get(target, []) + (
+                    writers.get(whole, []) if whole != target else []
+                )
                 _check_read(
                     names, seats, flags, spans, position, target, found, spec, where, report
                 )
@@ -59,15 +64,13 @@ def check_dataflow(
     _check_rearm(spec, names, seats, flags, spans, where, report)
 
 
-def _writers(
-    seats: Sequence[Seat], flags: Sequence[Mapping[str, bool]]
-) -> dict[str, list[int]]:
+def _writers(seats: Sequence[Seat], flags: Sequence[Mapping[str, bool]]) -> dict[str, list[int]]:
     writers: dict[str, list[int]] = {}
     for position, seat in enumerate(seats):
         for operand in seat.contract.operands:
-            if operand.kind is Kind.BUFFER and active(operand, flags[position]):
-                if operand.access.writes:
-                    writers.setdefault(seat.targets[operand.name], []).append(position)
+            written = operand.kind is Kind.BUFFER and operand.access.writes
+            if written and active(operand, flags[position]):
+                writers.setdefault(seat.targets[operand.name], []).append(position)
     return writers
 
 
@@ -111,8 +114,8 @@ def _check_read(
         if not pollers:
             report.error(
                 "KP701",
-                f"{where}: `{reader}` reads mailbox `{target}` and nothing ahead of it waits for the "
-                "peers' words",
+                f"{where}: `{reader}` reads mailbox `{target}` and nothing ahead of it waits "
+                "for the peers' words",
                 spans[position],
                 help="put the op that polls it ahead of this one",
             )
@@ -153,7 +156,9 @@ def _check_rearm(
         rearmers, users = [], []
         for position, seat in enumerate(seats):
             for operand in seat.contract.operands:
-                if seat.targets.get(operand.name) != mailbox or not active(operand, flags[position]):
+                if seat.targets.get(operand.name) != mailbox or not active(
+                    operand, flags[position]
+                ):
                     continue
                 users.append(position)
                 if operand.access.rearms:
@@ -168,5 +173,8 @@ def _check_rearm(
                 "KP704",
                 f"{where}: mailbox `{mailbox}` is re-armed by {actual}, the spec says `{expected}`",
                 report.source.span("mailboxes", mailbox, "rearmed_by"),
+                help=f"write `rearmed_by: {found[0]}`"
+                if len(found) == 1
+                else f"let `{expected}`, and no other op, re-arm it in this mode",
                 related=[("in this mode", spans[users[-1]])],
             )

@@ -18,7 +18,14 @@ SYMBOLS: Mapping[str, int] = {
     "pages": 1_000_037,
     "index_pages": 1_000_039,
 }
-_RESERVED = frozenset([*SYMBOLS, "tp", "dcp", "interleave", "rows_cap", "splits", "core_heads"])
+# Words of shape expressions, and names that the generated modules use themselves.
+_RESERVED = frozenset(
+    (
+        *SYMBOLS,
+        *("tp", "dcp", "interleave", "rows_cap", "splits", "core_heads"),
+        *("dtypes", "memory", "ops", "rounds"),
+    )
+)
 
 
 def resolve_dims(
@@ -42,7 +49,8 @@ def resolve_dims(
         span = geometry_source.span("dims", name)
         if name in trail:
             circle = " -> ".join([*trail[trail.index(name) :], name])
-            report.error("KP111", f"dimension goes in a circle: {circle}", span)
+            message = f"dimension goes in a circle: {circle}"
+            report.error("KP111", message, span, help="write one of them as a number")
             failed.add(name)
             return None
         try:
@@ -63,7 +71,8 @@ def resolve_dims(
     for name in texts:
         if name in _RESERVED:
             where = geometry_source.span("dims", name, key=True)
-            report.error("KP111", f"`{name}` is a word of the language, not a dimension", where)
+            message = f"`{name}` is a word of the language, not a dimension"
+            report.error("KP111", message, where, help="choose another name")
             continue
         value_of(name, ())
     return values
@@ -84,7 +93,18 @@ def _expression_error(
         )
         return
     place = subspan(span, text, error.offset, error.length)
-    report.error("KP111", f"dimension `{name}`: {error.message}", place)
+    report.error("KP111", f"dimension `{name}`: {error.message}", place, help=_repair(error))
+
+
+def check_softmax(
+    geometry: Geometry, source: Source, dims: Mapping[str, int], report: Report
+) -> None:
+    """The softmax scale is a root of `softmax_dim`, so that must be a positive dimension."""
+    span = source.span("scalars", "softmax_dim")
+    text = geometry.scalars.softmax_dim
+    if set(geometry.dims) - set(dims) and report.found:
+        return  # a dimension that it may be made of is refused already
+    shape_value(text, dims, report, span, "`scalars.softmax_dim`", extra={})
 
 
 def shape_value(
@@ -101,5 +121,13 @@ def shape_value(
         return evaluate(parse(str(text)), {**names, **extra}, positive=True)
     except ExpressionError as error:
         place = subspan(span, str(text), error.offset, error.length)
-        report.error("KP111", f"{what}: {error.message}", place)
+        report.error("KP111", f"{what}: {error.message}", place, help=_repair(error))
         return None
+
+
+def _repair(error: ExpressionError) -> str:
+    if "not positive" in error.message:
+        return "a size is at least 1"
+    if "unknown name" in error.message and "did you mean" not in error.message:
+        return "name a dimension of the geometry, or write a number"
+    return ""

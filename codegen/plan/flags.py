@@ -26,8 +26,10 @@ def active(operand: Operand, flags: Mapping[str, bool]) -> bool:
     """Whether the operand exists under these flags."""
     if not operand.when:
         return True
-    return not flags.get(operand.when[1:], False) if operand.when[0] == "!" else flags.get(
-        operand.when, False
+    return (
+        not flags.get(operand.when[1:], False)
+        if operand.when[0] == "!"
+        else flags.get(operand.when, False)
     )
 
 
@@ -58,7 +60,9 @@ def _plain_flags(seat: Seat, context_parallel: bool) -> dict[str, bool]:
 
 def _may_write(seat: Seat, target: str) -> bool:
     """Writes the target, or would if nobody else did."""
-    return any(o.access.writes and seat.targets.get(o.name) == target for o in seat.contract.operands)
+    return any(
+        o.access.writes and seat.targets.get(o.name) == target for o in seat.contract.operands
+    )
 
 
 def _writes(seat: Seat, flags: Mapping[str, bool], target: str) -> bool:

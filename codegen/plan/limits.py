@@ -19,10 +19,15 @@ def check_limits(
     rows: int,
     span: Span,
     report: Report,
-) -> None:
-    """Report every limit that this use of the op breaks."""
+) -> bool:
+    """Report every limit that this use of the op breaks.
+
+    False where the op belongs to the other kind of parallelism: nothing else about it would be
+    worth saying.
+    """
+    if not _check_parallelism(contract, spec.parallel.dcp is not None, span, report):
+        return False
     limits, name = contract.limits, contract.name
-    context_parallel = spec.parallel.dcp is not None
     if limits.archs and arch not in limits.archs:
         report.error(
             "KP104",
@@ -30,14 +35,30 @@ def check_limits(
             span,
             allowed=limits.archs,
             help="choose another op for this target in `variants`",
+            once=True,
         )
+    _check_sizes(contract, spec, dims, queries, rows, span, report)
+    for operand in contract.operands:
+        if operand.kind is Kind.CACHE and operand.access is not Access.LAYOUT:
+            cache = spec.caches.get(operand.name)
+            if cache is not None:
+                _check_cache(contract, operand.name, cache, span, report)
+    return True
+
+
+def _check_parallelism(
+    contract: Contract, context_parallel: bool, span: Span, report: Report
+) -> bool:
+    limits, name = contract.limits, contract.name
     if context_parallel and not limits.dcp:
         report.error(
             "KP104",
             f"`{name}` needs whole contexts, but `parallel.dcp` is given",
             span,
             help="leave out `dcp`, or use the op that works on shards",
+            once=True,
         )
+        return False
     if not context_parallel and not limits.tp:
         report.error(
             "KP104",
@@ -45,16 +66,38 @@ def check_limits(
             "given",
             span,
             help="set `parallel.dcp`, or leave the op out",
+            once=True,
         )
+        return False
+    return True
+
+
+def _check_sizes(
+    contract: Contract,
+    spec: Pipeline,
+    dims: Mapping[str, int],
+    queries: tuple[int, ...],
+    rows: int,
+    span: Span,
+    report: Report,
+) -> None:
+    limits, name = contract.limits, contract.name
     for q in queries:
         if limits.queries and q not in limits.queries:
-            allowed = tuple(str(query) for query in limits.queries)
             report.error(
-                "KP104", f"`{name}` does not take q {q} (query rows per request)", span, allowed=allowed
+                "KP104",
+                f"`{name}` does not take q {q} (query rows per request)",
+                span,
+                allowed=tuple(str(query) for query in limits.queries),
+                help="choose another op, or change `rows.queries`",
+                once=True,
             )
     if limits.max_rows and rows > limits.max_rows:
         report.error(
-            "KP104", f"`{name}` takes up to {limits.max_rows} rows; this entry has {rows}", span
+            "KP104",
+            f"`{name}` takes up to {limits.max_rows} rows; this entry has {rows}",
+            span,
+            help="choose another op for these rows in `variants`",
         )
     for dimension, divisor in limits.divides:
         if dims.get(dimension, 0) % divisor:
@@ -63,16 +106,19 @@ def check_limits(
                 f"`{name}` needs `{dimension}` to be a multiple of {divisor}; it is "
                 f"{dims[dimension]}",
                 span,
+                help=f"choose another op, or a geometry whose {dimension} is a multiple of "
+                f"{divisor}",
+                once=True,
             )
     if limits.interleaves and spec.parallel.interleave not in limits.interleaves:
-        allowed = tuple(str(value) for value in limits.interleaves)
-        given = spec.parallel.interleave
-        report.error("KP104", f"`{name}` does not take interleave {given}", span, allowed=allowed)
-    for operand in contract.operands:
-        if operand.kind is Kind.CACHE and operand.access is not Access.LAYOUT:
-            cache = spec.caches.get(operand.name)
-            if cache is not None:
-                _check_cache(contract, operand.name, cache, span, report)
+        report.error(
+            "KP104",
+            f"`{name}` does not take interleave {spec.parallel.interleave}",
+            span,
+            allowed=tuple(str(value) for value in limits.interleaves),
+            help="choose another op, or change `parallel.interleave`",
+            once=True,
+        )
 
 
 def _check_cache(
@@ -85,7 +131,9 @@ def _check_cache(
             f"`{contract.name}` cannot use cache format {cache.format} of `{cache_name}`",
             span,
             allowed=limits.cache_formats,
+            help="choose another op, or change the cache's format",
             related=[("cache", report.source.span("caches", cache_name, "format"))],
+            once=True,
         )
     if limits.pages and cache.page not in limits.pages:
         report.error(
@@ -93,7 +141,9 @@ def _check_cache(
             f"`{contract.name}` cannot use pages of {cache.page} tokens of `{cache_name}`",
             span,
             allowed=tuple(str(page) for page in limits.pages),
+            help="choose another op, or change the cache's page",
             related=[("cache", report.source.span("caches", cache_name))],
+            once=True,
         )
 
 
@@ -116,5 +166,6 @@ def head_rows(
         f"`{contract.name}` takes {ranges} head rows; this layer has {heads}",
         span,
         help="choose another core in `variants`, or another tp",
+        once=True,
     )
     return heads

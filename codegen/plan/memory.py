@@ -32,13 +32,23 @@ def derive_pitches(spec: Pipeline, dims: dict[str, int], report: Report) -> None
     """The last axis of a buffer with columns is their sum; its name becomes a dimension."""
     for name, buffer in spec.buffers.items():
         if not buffer.columns:
+            if "pad_to" in buffer.model_fields_set:
+                report.error(
+                    "KP109",
+                    f"buffer `{name}`: `pad_to` is read where columns add up to the last axis",
+                    report.source.span("buffers", name, "pad_to", key=True),
+                    help="delete it, or write the padded size into `shape`",
+                )
             continue
-        widths = [_column(name, column, text, dims, report) for column, text in buffer.columns.items()]
+        widths = [
+            _column(name, column, text, dims, report) for column, text in buffer.columns.items()
+        ]
+        last = str(buffer.shape[-1])
         if any(width is None for width in widths):
+            dims.setdefault(last, 1)  # reported; the axis itself is not to blame
             continue
         total = sum(width for width in widths if width is not None)
         pitch = -(-total // buffer.pad_to) * buffer.pad_to
-        last = str(buffer.shape[-1])
         if last.isidentifier() and last not in dims and last not in SYMBOLS:
             dims[last] = pitch
             continue
@@ -49,6 +59,7 @@ def derive_pitches(spec: Pipeline, dims: dict[str, int], report: Report) -> None
                 "KP202",
                 f"buffer `{name}`: columns add up to {pitch}, the last axis `{last}` is {value}",
                 span,
+                help="give the last axis a new name, for example `pitch`: it becomes the sum",
             )
 
 
@@ -126,6 +137,9 @@ def plan_mailboxes(
                 f"0x{mailbox.sentinel:08X}, so readers would wait for ever or miss data",
                 report.source.span("mailboxes", name, "sentinel"),
                 allowed=tuple(f"0x{word:08X}" for word in safe),
+                help=f"write `sentinel: 0x{safe[0]:08X}`"
+                if safe
+                else f"mailboxes carry {', '.join(_SAFE_SENTINELS)}",
             )
         if (shape[-1] * DTYPE_BYTES[mailbox.dtype]) % 4:
             report.error(
@@ -133,6 +147,7 @@ def plan_mailboxes(
                 f"mailbox `{name}`: the last axis must fill whole 4-byte words, it has "
                 f"{shape[-1]} x {DTYPE_BYTES[mailbox.dtype]} bytes",
                 report.source.span("mailboxes", name, "shape"),
+                help="choose a last axis, or a dtype, whose bytes are a multiple of 4",
             )
         size = prod(shape) * DTYPE_BYTES[mailbox.dtype] * mailbox.parities
         planned.append(
@@ -183,10 +198,15 @@ def plan_caches(spec: Pipeline, dims: Mapping[str, int], report: Report) -> tupl
         if cache.format == "fp8_ds_mla" and dims.get("kv_lora", 128) % 128:
             report.error(
                 "KP104",
-                f"cache format fp8_ds_mla has one scale per 128 values; kv_lora is {dims['kv_lora']}",
+                "cache format fp8_ds_mla has one scale per 128 values; kv_lora is "
+                f"{dims['kv_lora']}",
                 report.source.span("caches", name, "format"),
+                help="choose a kv_lora that 128 divides, or another format",
             )
-        planned.append(CachePlan(name, cache.format, cache.page, row_bytes(cache.format, dims)))
+        size = row_bytes(cache.format, dims)
+        planned.append(
+            CachePlan(name, cache.format, cache.page, size, cache.manager_page, cache.max_blocks)
+        )
     return tuple(planned)
 
 
@@ -196,8 +216,11 @@ def _check_pages(
     if cache.manager_page is not None and cache.manager_page % cache.page:
         report.error(
             "KP110",
-            f"cache `{name}`: page {cache.manager_page} is not a multiple of kernel page {cache.page}",
+            f"cache `{name}`: page {cache.manager_page} is not a multiple of kernel page "
+            f"{cache.page}",
             report.source.span("caches", name, "manager_page"),
+            help=f"choose a multiple of {cache.page}, for example "
+            f"{-(-cache.manager_page // cache.page) * cache.page}",
         )
     if context_parallel and cache.page % interleave:
         report.error(

@@ -18,9 +18,18 @@ def name_methods(plans: tuple[UnprovedPlan, ...]) -> tuple[Method, ...]:
     for mode, siblings in by_mode.items():
         labels = _labels(siblings)
         for label, group in zip(labels, siblings, strict=True):
-            name = f"_{mode}_{label}" if label else f"_{mode}"
+            name = _free(f"_{mode}_{label}" if label else f"_{mode}", methods)
             methods.append(Method(name, group[0], _uses(group)))
     return tuple(methods)
+
+
+def _free(name: str, methods: list[Method]) -> str:
+    """The name, numbered where a method has it already: mode `a_b` against list `b` of `a`."""
+    taken, number, free = {method.name for method in methods}, 1, name
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    return free
 
 
 def _labels(siblings: list[list[UnprovedPlan]]) -> list[str]:
@@ -29,7 +38,9 @@ def _labels(siblings: list[list[UnprovedPlan]]) -> list[str]:
         return [""]
     choices = [dict(group[0].cores) for group in siblings]
     slots = [slot for slot in choices[0] if len({c.get(slot) for c in choices}) > 1]
-    labels = ["_".join(choice.get(slot, "").replace("+", "_") for slot in slots) for choice in choices]
+    labels = [
+        "_".join(choice.get(slot, "").replace("+", "_") for slot in slots) for choice in choices
+    ]
     if len(set(labels)) < len(labels):
         labels = [
             "_".join(part for part in (label, _switches(group[0], siblings)) if part)

@@ -162,6 +162,8 @@ class CachePlan:
     format: str
     page: int
     row_bytes: int
+    manager_page: int | None = None  # tokens per page of the engine's pool, where it differs
+    max_blocks: int | None = None  # largest number of blocks addressed
 
 
 @dataclass(frozen=True)
@@ -224,9 +226,12 @@ class PipelinePlan:
         """True where contexts are sharded over ranks."""
         return self.parallel["dcp"] is not None
 
+    def kernel(self, op: Contract) -> str:
+        """The op's kernel template; empty where it has none, or none for these numerics."""
+        suits = all(self.numerics[point] == value for point, value in op.fixes)
+        return op.kernel if suits else ""
+
     @property
     def missing_kernels(self) -> tuple[str, ...]:
         """Ops of ours whose kernel comes later."""
-        return tuple(
-            op.name for op in self.ops if not op.kernel and op.source == "kpipe"
-        )
+        return tuple(op.name for op in self.ops if not self.kernel(op) and op.source == "kpipe")

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from kpipe.codegen.diagnostics import Span
 from kpipe.codegen.plan.model import MAIN
 from kpipe.codegen.plan.report import Report
-from kpipe.codegen.spec.document import Mapping, Scalar, Sequence
+from kpipe.codegen.spec.document import Mapping, Scalar, Sequence, find
+from kpipe.codegen.spec.models import Requires
 
 _WORD = re.compile(r"^(fork|join)\s+([a-z][a-z0-9_]*)$")
 _OP = re.compile(r"^[a-z][a-z0-9_]*(@[a-z][a-z0-9_]*)?$")
-_SIDE_KEYS = ("requires",)
+_REQUIRES = "requires"
+_FACTS = tuple(Requires.model_fields)
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Mode:
     name: str
     words: tuple[Word, ...]
     span: Span
+    requires: tuple[tuple[str, bool], ...] = ()  # fact -> what it must be
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -48,11 +51,13 @@ def read_mode(name: str, node: Mapping, span: Span, report: Report) -> Mode:
     """One mode of the spec; grammar errors go to the report."""
     lists: dict[str, tuple[Word, ...]] = {}
     for entry in node.entries:
-        if entry.key in _SIDE_KEYS:
+        if entry.key == _REQUIRES:
             continue
         if not isinstance(entry.value, Sequence):
             message = f"mode `{name}`: stream `{entry.key}` takes a list of ops"
-            report.error("KP112", message, entry.value.span)
+            place = entry.value.span if getattr(entry.value, "raw", "-") else entry.key_span
+            report.error("KP112", message, place, help=f"write `{entry.key}: [...]`")
+            lists[entry.key] = ()
             continue
         lists[entry.key] = _words(name, entry.key, entry.value, report)
     if MAIN not in lists:
@@ -60,10 +65,13 @@ def read_mode(name: str, node: Mapping, span: Span, report: Report) -> Mode:
         report.error("KP112", message, span, help=f"write `{MAIN}: [...]`, the stream of the step")
         return Mode(name, (), span)
     words = _issue(name, lists, report)
+    requires = _requires(name, node, report)
     _check_joined(name, words, report)
     for stream, listed in lists.items():
         if stream != MAIN and not any(w.verb == "fork" and w.name == stream for w in words):
-            place = listed[0].span if listed else span
+            if not listed:
+                continue
+            place = listed[0].span
             report.error(
                 "KP112",
                 f"mode `{name}`: stream `{stream}` is never forked, so its ops would not run",
@@ -71,7 +79,38 @@ def read_mode(name: str, node: Mapping, span: Span, report: Report) -> Mode:
                 help=f"write `fork {stream}` where it may start and `join {stream}` where its "
                 "results are needed",
             )
-    return Mode(name, words, span)
+    if not words and isinstance(find(node, (MAIN,)), Sequence):
+        message = f"mode `{name}` launches nothing"
+        report.error("KP112", message, span, help="list its ops, or delete the mode")
+    return Mode(name, words, span, requires)
+
+
+def _requires(mode: str, node: Mapping, report: Report) -> tuple[tuple[str, bool], ...]:
+    """When the mode is legal: facts of the spec that must hold, or must not."""
+    found = node.entry(_REQUIRES)
+    if found is None:
+        return ()
+    if not isinstance(found.value, Mapping):
+        report.error(
+            "KP101",
+            f"mode `{mode}`: `requires` takes a mapping",
+            found.value.span,
+            allowed=_FACTS,
+            help="write for example `requires: {fused_indexer: true}`",
+        )
+        return ()
+    wanted = []
+    for entry in found.value.entries:
+        value = entry.value.value if isinstance(entry.value, Scalar) else None
+        if entry.key not in _FACTS:
+            what = f"requirement of mode `{mode}`:"
+            report.unknown(what, entry.key, entry.key_span, _FACTS)
+        elif not isinstance(value, bool):
+            message = f"mode `{mode}`: `requires.{entry.key}` is true or false"
+            report.error("KP101", message, entry.value.span, help="write it without quotes")
+        else:
+            wanted.append((entry.key, value))
+    return tuple(wanted)
 
 
 def _words(mode: str, stream: str, node: Sequence, report: Report) -> tuple[Word, ...]:
@@ -89,6 +128,7 @@ def _words(mode: str, stream: str, node: Sequence, report: Report) -> tuple[Word
                 f"mode `{mode}`: `{text or 'a nested list'}` is not an op, `fork STREAM` or "
                 "`join STREAM`",
                 item.span,
+                help="names are lower-case letters, digits and _, a letter first",
             )
     return tuple(words)
 
@@ -100,12 +140,21 @@ def _issue(
     issued: list[Word] = []
     state: dict[str, str] = {MAIN: "open"}
 
+    streams = [name for name in lists if name != MAIN]
+
+    def known(word: Word) -> bool:
+        if word.name == MAIN:
+            message = f"mode `{mode}`: `{MAIN}` is the stream of the step, always running"
+            help = f"`{word.verb}` one of the other streams"
+            report.error("KP112", message, word.span, allowed=streams, help=help)
+        elif word.name not in lists:
+            report.unknown(f"stream in mode `{mode}`:", word.name, word.span, streams)
+        return word.name in streams
+
     def emit(stream: str) -> None:
         for word in lists[stream]:
             if word.verb == "fork":
-                if word.name not in lists:
-                    streams = [name for name in lists if name != MAIN]
-                    report.unknown(f"stream in mode `{mode}`:", word.name, word.span, streams)
+                if not known(word):
                     continue
                 if word.name in state:
                     message = f"mode `{mode}`: stream `{word.name}` is forked twice"
@@ -116,6 +165,12 @@ def _issue(
                 emit(word.name)
                 state[word.name] = "done"
             elif word.verb == "join":
+                if not known(word):
+                    continue
+                if word.name == word.stream:
+                    message = f"mode `{mode}`: stream `{word.name}` joins itself"
+                    report.error("KP112", message, word.span, help="join it in another stream")
+                    continue
                 if state.get(word.name) != "done":
                     message = f"mode `{mode}`: `join {word.name}` stands ahead of its fork"
                     report.error("KP112", message, word.span, help=f"`fork {word.name}` first")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kpipe.codegen.ops.contract import Contract, Release
-from kpipe.codegen.plan.flags import polled_operands
+from kpipe.codegen.plan.flags import active, polled_operands
 from kpipe.codegen.plan.model import Pdl
 
 
@@ -61,8 +61,8 @@ def _attribute(
         return False, "plain: the spec says so"
     if not contract.waits:
         return False, "plain: it never waits"
-    if contract.early_reads:
-        return False, f"plain: reads {_names(contract.early_reads)} before its wait"
+    if early := _early(launch):
+        return False, f"plain: reads {_names(early)} before its wait"
     if polled and not spin_overlap:
         return False, f"plain: polls {_names(polled)}"
     if heads_stream:
@@ -83,11 +83,17 @@ def _release(launch: Neighbour, behind: Neighbour | None, spin_overlap: bool) ->
         return False, "held: the spec says so"
     if polled and not spin_overlap:
         return False, f"held: polls {_names(polled)}"
-    if behind is not None and (behind.contract.early_reads or not behind.contract.waits):
-        early = behind.contract.early_reads
-        what = f"reads {_names(early)} before its wait" if early else "never waits"
-        return False, f"held: {behind.name} {what}"
+    if behind is not None and not behind.contract.waits:
+        return False, f"held: {behind.name} never waits"
+    if behind is not None and (early := _early(behind)):
+        return False, f"held: {behind.name} reads {_names(early)} before its wait"
     return True, contract.release.value
+
+
+def _early(launch: Neighbour) -> tuple[str, ...]:
+    """What the launch touches before its wait, operands that it lacks here left out."""
+    operands = (launch.contract.operand(name) for name in launch.contract.early_reads)
+    return tuple(o.name for o in operands if o is not None and active(o, launch.flags))
 
 
 def _names(words: tuple[str, ...]) -> str:

@@ -24,8 +24,12 @@ class Report:
         allowed: Iterable[str] = (),
         help: str = "",
         related: Iterable[tuple[str, Span]] = (),
+        once: bool = False,
     ) -> None:
-        """Add one error."""
+        """Add one error.  With `once` the same sentence is not said again of another place:
+        every mode that uses a missing buffer would repeat it."""
+        if once and any((d.code, d.message) == (code, message) for d in self.found):
+            return
         finding = Diagnostic(
             code, message, span, allowed=tuple(allowed), help=help, related=tuple(related)
         )

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from kpipe.codegen.ops.contract import Access, Contract, Kind, Operand, Release
 from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.codegen.plan.bind import Memory, memory_of
-from kpipe.codegen.plan.dims import resolve_dims
+from kpipe.codegen.plan.dims import check_softmax, resolve_dims
 from kpipe.codegen.plan.memory import derive_pitches, plan_buffers, plan_caches, plan_mailboxes
 from kpipe.codegen.plan.model import BufferPlan, CachePlan, MailboxPlan
 from kpipe.codegen.plan.modes import Mode, read_mode
+from kpipe.codegen.plan.names import check_names
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.plan.stages import Slot, check_words, resolve_stages
 from kpipe.codegen.plan.targets import resolve_targets
@@ -65,6 +66,7 @@ def resolve(
     targets = resolve_targets(spec, report)
     rows = _rows(spec, report)
     dims = resolve_dims(spec, geometry, geometry_source, report)
+    check_softmax(geometry, geometry_source, dims, report)
     report.stop_on_errors()
     derive_pitches(spec, dims, report)
     rows_cap = max(row for counts in rows.values() for row in counts)
@@ -75,6 +77,8 @@ def resolve(
     contracts = {**CONTRACTS, **_external(spec)}
     missing = frozenset(spec.draft.missing if spec.draft else ())
     modes = _modes(spec, report)
+    check_names(spec, modes, report)
+    _check_rearm(spec, contracts, missing, report)
     slots = resolve_stages(spec, contracts, missing, targets, rows, report)
     check_words(spec, modes, slots, report)
     memory = memory_of(spec, dims, rows_cap, buffers, mailboxes)
@@ -87,13 +91,15 @@ def resolve(
 def _check_parallel(spec: Pipeline, report: Report) -> None:
     tp, dcp = spec.parallel.tp, spec.parallel.dcp
     if dcp is None:
-        if "interleave" in spec.parallel.model_fields_set:
-            report.error(
-                "KP109",
-                "`parallel.interleave` is read under context parallelism only, and `dcp` is not given",
-                report.source.span("parallel", "interleave", key=True),
-                help="set `dcp`, or leave `interleave` out",
-            )
+        for key in ("interleave", "transport"):
+            if key in spec.parallel.model_fields_set:
+                report.error(
+                    "KP109",
+                    f"`parallel.{key}` is read under context parallelism only, and `dcp` is not "
+                    "given",
+                    report.source.span("parallel", key, key=True),
+                    help=f"set `dcp`, or leave `{key}` out",
+                )
         return
     span = report.source.span("parallel", "dcp")
     if tp % dcp:
@@ -103,7 +109,8 @@ def _check_parallel(spec: Pipeline, report: Report) -> None:
     elif tp != dcp:
         report.error(
             "KP110",
-            f"dcp {dcp} differs from tp {tp}: heads are gathered over the ranks that share a context",
+            f"dcp {dcp} differs from tp {tp}: heads are gathered over the ranks that share a "
+            "context",
             span,
             help=f"set dcp: {tp}, or leave dcp out",
         )
@@ -117,6 +124,7 @@ def _check_rope(geometry: Geometry, source: Source, report: Report) -> None:
                 f"`rope.{name}: {kind}` is part of the language, but no op rotates yet",
                 source.span("rope", name),
                 allowed=("none",),
+                help=f"write `{name}: none`",
             )
 
 
@@ -135,11 +143,14 @@ def _rows(spec: Pipeline, report: Report) -> dict[int, tuple[int, ...]]:
         span = report.source.span("rows", "queries", position)
         if q < 1 or q in rows:
             message = f"q {q} is listed twice" if q in rows else f"q counts from 1, not {q}"
-            report.error("KP120", f"rows.queries: {message}", span)
+            help = "list every query length once" if q in rows else "1 is plain decode"
+            report.error("KP120", f"rows.queries: {message}", span, help=help)
             continue
         rows[q] = tuple(sorted({row for row in counts if row % q == 0}))
         if counts and not rows[q]:
-            report.error("KP123", f"rows.queries: no declared row count is a multiple of {q}", span)
+            message = f"rows.queries: no declared row count is a multiple of {q}"
+            help = f"declare such rows, for example {q}, or delete the {q}"
+            report.error("KP123", message, span, help=help)
     report.stop_on_errors()
     return rows
 
@@ -152,6 +163,17 @@ def _modes(spec: Pipeline, report: Report) -> dict[str, Mode]:
         if isinstance(node, MappingNode):
             modes[name] = read_mode(name, node, span, report)
     return modes
+
+
+def _check_rearm(
+    spec: Pipeline, contracts: Mapping[str, Contract], missing: frozenset[str], report: Report
+) -> None:
+    """Whoever re-arms a mailbox is an op that can."""
+    able = sorted(n for n, c in contracts.items() if any(o.access.rearms for o in c.operands))
+    for name, mailbox in spec.mailboxes.items():
+        if mailbox.rearmed_by not in (*able, *missing):
+            span = report.source.span("mailboxes", name, "rearmed_by")
+            report.unknown("op that re-arms a mailbox:", mailbox.rearmed_by, span, able)
 
 
 def _external(spec: Pipeline) -> dict[str, Contract]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kpipe.codegen.diagnostics import Span
+from kpipe.codegen.diagnostics import Span, did_you_mean
 from kpipe.codegen.ops.contract import Contract
 from kpipe.codegen.plan.modes import Mode
 from kpipe.codegen.plan.report import Report
@@ -63,11 +63,15 @@ def resolve_stages(
             for position, word in enumerate(stage.ops):
                 span = report.source.span(*path, "ops", position)
                 if word in owners:
+                    twice = word in stage.ops[:position]
                     report.error(
                         "KP103",
-                        f"`{word}` belongs to two stages; each op is owned by one",
+                        f"stage `{stage_name}` lists `{word}` twice"
+                        if twice
+                        else f"`{word}` belongs to two stages; each op is owned by one",
                         span,
-                        related=[("other stage", owners[word])],
+                        help="delete one of the two, or give a second launch a tag: `op@tag`",
+                        related=[("first" if twice else "other stage", owners[word])],
                     )
                     continue
                 owners[word] = span
@@ -82,8 +86,8 @@ def resolve_stages(
                 if word not in stage.ops:
                     report.error(
                         "KP109",
-                        f"variant `{word}` is not among the ops of stage `{stage_name}`, so nothing "
-                        "reads it",
+                        f"variant `{word}` is not among the ops of stage `{stage_name}`, so "
+                        "nothing reads it",
                         report.source.span(*path, "variants", word, key=True),
                         allowed=stage.ops,
                     )
@@ -152,12 +156,16 @@ def _options(
         table = read_table(node, where, targets, rows, report)
         tables[name] = table
         if isinstance(node, MappingNode) and not option.table:
-            report.error("KP101", f"`{where}` is one value for all rows", node.span)
+            message = f"`{where}` is one value for all rows"
+            hint = f"write `{name}: {option.choices[0]}`"
+            report.error("KP101", message, node.span, allowed=option.choices, help=hint)
         for cell in table.values():
             given = cell.value.raw if isinstance(cell.value, Scalar) else "a list"
             if given not in option.choices:
                 message = f"`{given}` is not a value of `{where}`"
-                report.error("KP102", message, cell.value.span, allowed=option.choices)
+                near = did_you_mean(given, option.choices)
+                hint = f"did you mean `{near}`?" if near else ""
+                report.error("KP102", message, cell.value.span, allowed=option.choices, help=hint)
     return tables
 
 
@@ -194,9 +202,7 @@ def _tactics(
     return tables
 
 
-def _check_tactic(
-    op: str, node: Node, fields: tuple[str, ...], where: str, report: Report
-) -> None:
+def _check_tactic(op: str, node: Node, fields: tuple[str, ...], where: str, report: Report) -> None:
     if not isinstance(node, MappingNode):
         message = f"`{where}` takes named fields, for example {{{fields[0] if fields else 'x'}: 1}}"
         report.error("KP101", message, node.span, allowed=fields)
@@ -204,10 +210,14 @@ def _check_tactic(
     for entry in node.entries:
         if entry.key not in fields:
             report.unknown(f"tactic field of `{op}`:", entry.key, entry.key_span, fields)
-        elif not isinstance(entry.value, Scalar) or type(entry.value.value) is bool or not (
-            isinstance(entry.value.value, int) and entry.value.value > 0
+        elif (
+            not isinstance(entry.value, Scalar)
+            or type(entry.value.value) is bool
+            or not (isinstance(entry.value.value, int) and entry.value.value > 0)
         ):
-            report.error("KP101", f"`{where}.{entry.key}` is a positive whole number", entry.value.span)
+            given = entry.value.raw if isinstance(entry.value, Scalar) else "a list"
+            message = f"`{where}.{entry.key}` is a positive whole number, not `{given}`"
+            report.error("KP101", message, entry.value.span)
 
 
 def check_words(
@@ -215,23 +225,30 @@ def check_words(
 ) -> None:
     """Every word of every mode belongs to a stage, and every op of a stage is used."""
     used: set[str] = set()
+    refused = {word for stage in spec.stages.values() for word in stage.ops} - set(slots)
     for mode in modes.values():
         seen: dict[str, Span] = {}
         for word in mode.words:
             if word.verb != "launch":
                 continue
             used.add(word.name)
+            if word.name in refused:
+                continue  # reported where the stage lists it, or in an earlier mode
             if word.name not in slots:
                 owner = next((s for s in slots.values() if word.name in s.choices), None)
                 if owner is None:
-                    report.unknown(f"op in mode `{mode.name}`:", word.name, word.span, sorted(slots))
+                    refused.add(word.name)
+                    report.unknown(
+                        f"op in mode `{mode.name}`:", word.name, word.span, sorted(slots)
+                    )
                 else:
                     report.error(
                         "KP103",
-                        f"mode `{mode.name}`: stage `{owner.stage}` does not list `{word.name}` among "
-                        "its ops",
+                        f"mode `{mode.name}`: stage `{owner.stage}` does not list `{word.name}` "
+                        "among its ops",
                         word.span,
-                        help=f"use `{owner.word}`, or add `{word.name}` to `stages.{owner.stage}.ops`",
+                        help=f"use `{owner.word}`, or add `{word.name}` to "
+                        f"`stages.{owner.stage}.ops`",
                     )
             elif slots[word.name].section == "step":
                 message = f"mode `{mode.name}`: `{word.name}` runs once per step, not in a layer"
@@ -245,6 +262,10 @@ def check_words(
                     related=[("first", seen[word.name])],
                 )
             seen[word.name] = word.span
+    _check_used(spec, slots, used, report)
+
+
+def _check_used(spec: Pipeline, slots: Mapping[str, Slot], used: set[str], report: Report) -> None:
     for slot in slots.values():
         if slot.section == "stages" and slot.word not in used:
             position = spec.stages[slot.stage].ops.index(slot.word)

@@ -125,20 +125,21 @@ def _unused_keys(
                 f"`{where}` has a key `{key}` that nothing reads: it is not in `{source}`",
                 span,
                 allowed=known,
+                help=f"delete the entry, or add it to `{source}`",
             )
 
 
 def _rows(
     node: Node, where: str, declared: tuple[int, ...], report: Report
 ) -> tuple[tuple[RowRange | None, Cell], ...]:
-    if not isinstance(node, Mapping) or not any(_RANGE.match(e.key) for e in node.entries):
-        if not isinstance(node, Mapping) or node.entries:
-            return ((None, Cell(node, node.span)),)
+    entries = node.entries if isinstance(node, Mapping) else None
+    if entries is None or (entries and not any(_RANGE.match(e.key) for e in entries)):
+        return ((None, Cell(node, node.span)),)
     ranges, findings = check_table(
-        [(entry.key, entry.key_span) for entry in node.entries], declared, where, node.span
+        [(entry.key, entry.key_span) for entry in entries], declared, where, node.span
     )
     report.extend(findings)
     if findings:
         return ()
-    cells = [Cell(entry.value, entry.key_span) for entry in node.entries]
+    cells = [Cell(entry.value, entry.key_span) for entry in entries]
     return tuple((row_range, cells[row_range.entry]) for row_range in ranges)

@@ -26,7 +26,8 @@ def resolve_targets(spec: Pipeline, report: Report) -> tuple[str, ...]:
         target = normalise(str(text))
         span = report.source.span("targets", position)
         if target in targets:
-            report.error("KP104", f"target `{target}` is listed twice", span)
+            message = f"target `{target}` is listed twice"
+            report.error("KP104", message, span, help="delete one of the two")
         elif target in KNOWN:
             targets.append(target)
         elif f"{target}a" in KNOWN:
@@ -39,6 +40,10 @@ def resolve_targets(spec: Pipeline, report: Report) -> tuple[str, ...]:
             )
         else:
             report.error(
-                "KP104", f"kpipe cannot emit `{target}`; known: {', '.join(KNOWN)}", span, allowed=KNOWN
+                "KP104",
+                f"kpipe cannot emit `{target}`; known: {', '.join(KNOWN)}",
+                span,
+                allowed=KNOWN,
+                help="delete the target, or name one that kpipe knows",
             )
     return tuple(targets)

@@ -50,6 +50,6 @@ def render_pipeline(plan: PipelinePlan, template_folders: tuple[Path, ...]) -> d
         "SCHEDULE.md": render("layer/schedule.md.jinja", schedule_context(plan)),
         "kernels/__init__.py": render("layer/kernels_init.py.jinja", {}),
     }
-    for kernel in sorted({op.kernel for op in plan.ops if op.kernel}):
+    for kernel in sorted({plan.kernel(op) for op in plan.ops} - {""}):
         files[f"kernels/{kernel}.py"] = render(f"kernels/{kernel}.py.jinja", {})
     return files

@@ -70,8 +70,9 @@ def common_context(plan: PipelinePlan) -> dict[str, Any]:
 def shown_spec(plan: PipelinePlan) -> str:
     """The spec's path inside its project, so that output does not depend on the folder that the
     command ran in."""
-    from kpipe.codegen.spec.load import project_root
     from pathlib import Path
+
+    from kpipe.codegen.spec.load import project_root
 
     path = Path(plan.path).resolve()
     return path.relative_to(project_root(path)).as_posix()
@@ -114,7 +115,8 @@ def _buffer(buffer: Any) -> str:
         arguments.append(f'scope="{buffer.scope}"')
     if buffer.columns:
         inner = "".join(
-            f'                "{name}": ({offset}, {width}),\n' for name, offset, width in buffer.columns
+            f'                "{name}": ({offset}, {width}),\n'
+            for name, offset, width in buffer.columns
         )
         arguments.append("columns={\n" + inner + "            }")
     if buffer.zeroed:
@@ -169,7 +171,11 @@ def _op(plan: PipelinePlan, contract: Contract, constants: dict[str, object]) ->
         f"reference={module}.{function}",
     ]
     if weights:
-        lines.append(laid_out("weights=", weights, "", 8).strip() if len(weights) > 1 else f"weights=({weights[0]},)")
+        lines.append(
+            laid_out("weights=", weights, "", 8).strip()
+            if len(weights) > 1
+            else f"weights=({weights[0]},)"
+        )
     bound = _op_constants(plan, contract, constants)
     if bound:
         pairs = ", ".join(f'"{name}": {value}' for name, value in bound)
@@ -180,8 +186,9 @@ def _op(plan: PipelinePlan, contract: Contract, constants: dict[str, object]) ->
             lines.append(f"constants={{{pairs}}}")
     if "shard" in contract.constants:
         lines.append("needs_shard=True")
-    if contract.kernel:
-        lines.append(f'kernel="{contract.kernel}:{kernel_class(contract.kernel)}"')
+    kernel = plan.kernel(contract)
+    if kernel:
+        lines.append(f'kernel="{kernel}:{kernel_class(kernel)}"')
     if contract.source != "kpipe":
         lines.append(f'source="{contract.source}"')
     body = "".join(f"        {line},\n" for line in lines)
@@ -265,7 +272,8 @@ def table_lines(plan: PipelinePlan) -> list[str]:
             lines += [(arch, str(q), format_rows(rows), name) for rows, name in sorted(found)]
     widths = [max(len(line[i]) for line in lines) for i in range(3)]
     return [
-        f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {d}".rstrip() for a, b, c, d in lines
+        f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {d}".rstrip()
+        for a, b, c, d in lines
     ]
 
 
@@ -342,10 +350,8 @@ def _call(plan: PipelinePlan, launch: Launch, place: str, indent: int) -> str:
     if not launch.pdl.attribute:
         arguments.append("pdl=False")
         reasons.append(launch.pdl.attribute_reason)
-    if not launch.pdl.release and launch.contract.release in (
-        Release.AFTER_WAIT,
-        Release.AFTER_LOADS,
-    ):
+    movable = launch.contract.release not in (Release.NEVER, Release.LIBRARY)
+    if not launch.pdl.release and movable:
         arguments.append("release=False")
         reasons.append(launch.pdl.release_reason)
     comment = " ".join([place, "; ".join(dict.fromkeys(reasons))]).strip()

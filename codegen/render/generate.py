@@ -50,7 +50,7 @@ def prepare(
         texts.update(own)
     from kpipe.codegen.render.api import render_pipeline
 
-    files = render_pipeline(plan, config.template_folders)
+    files = render_pipeline(plan, config.templates)
     folder = output / plan.name
     old = _old_manifest(folder, force)
     if old is not None:
@@ -93,7 +93,7 @@ def _old_manifest(folder: Path, force: bool) -> Manifest | None:
                     "KP804",
                     f"`{shown}` {error}, so kpipe cannot tell its files from yours",
                     Span(shown, 1, 1, 1, 1),
-                    help="restore it from version control; `--force` overwrites every generated file",
+                    help="restore it from version control, or overwrite every file with `--force`",
                 ),
             )
         ) from None

@@ -30,7 +30,8 @@ def _source(expression: Expression) -> str:
         return constant(expression.name)
     if isinstance(expression, Binary):
         operator = "//" if expression.operator == "/" else expression.operator
-        return f"{_operand(expression.left, operator)} {operator} {_operand(expression.right, operator)}"
+        left, right = _operand(expression.left, operator), _operand(expression.right, operator)
+        return f"{left} {operator} {right}"
     assert isinstance(expression, Call)
     first, second = _source(expression.left), _source(expression.right)
     if expression.function == "ceil_div":

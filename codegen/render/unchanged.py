@@ -68,8 +68,7 @@ def _is_current(spec: Path, config: Config, manifest: Manifest) -> bool:
     if shared_templates(template_names(folders)) != shared_templates(manifest.templates):
         return False
     if any(
-        template_digest(name, folders) != recorded
-        for name, recorded in manifest.templates.items()
+        template_digest(name, folders) != recorded for name, recorded in manifest.templates.items()
     ):
         return False
     return manifest.tool == tool_digest()

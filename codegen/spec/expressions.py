@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from kpipe.codegen.diagnostics import did_you_mean
 
@@ -80,6 +81,7 @@ class Call:
 Expression = Number | Name | Binary | Call
 
 
+@lru_cache(maxsize=1024)  # a plan asks for the same few shapes hundreds of times
 def parse(text: str) -> Expression:
     """The expression written in `text`. Raises ExpressionError with the place of the trouble."""
     if len(text) - text.count(" ") > LENGTH_LIMIT:
@@ -105,7 +107,8 @@ def evaluate(expression: Expression, names: Mapping[str, int], *, positive: bool
     """
     value = _value(expression, names)
     if positive and value < 1:
-        message = f"{to_text(expression)}: {value} is not positive"
+        shown = "" if isinstance(expression, Number) else f"{to_text(expression)}: "
+        message = f"{shown}{value} is not positive"
         raise ExpressionError(message, expression.offset, expression.length)
     return value
 

@@ -12,12 +12,23 @@ from types import MappingProxyType
 from typing import Any
 
 from kpipe.codegen.diagnostics import Diagnostic, Span, SpecError, did_you_mean
-from kpipe.codegen.spec.document import Entry, Mapping, Node, Scalar, read_document, span_of
+from kpipe.codegen.spec.document import (
+    Entry,
+    Mapping,
+    Node,
+    Scalar,
+    find,
+    read_document,
+    span_of,
+    to_plain,
+)
 
 # Sections that merge key by key under `extends`; anything else is replaced as a whole.
 _MERGED_SECTIONS = frozenset(
-    "parallel rows features environment numerics buffers mailboxes caches streams external "
-    "step stages overlap".split()
+    (
+        *("parallel", "rows", "features", "environment", "numerics", "buffers", "mailboxes"),
+        *("caches", "streams", "external", "step", "stages", "overlap"),
+    )
 )
 _MAX_EXTENDS = 8
 
@@ -32,8 +43,13 @@ class Source:
     files: tuple[str, ...] = field(default=())
 
     def span(self, *loc: str | int, key: bool = False) -> Span:
-        """Position of the value (or the key) at a path of keys and indices."""
-        return span_of(self.root, loc, key=key)
+        """Position of the value (or the key) at a path of keys and indices.
+
+        A value that is not written (`key:` and nothing) has the place of its key.
+        """
+        node = find(self.root, loc)
+        unwritten = isinstance(node, Scalar) and not node.raw and not node.quoted
+        return span_of(self.root, loc, key=key or unwritten)
 
 
 def project_root(path: Path) -> Path:
@@ -59,11 +75,19 @@ def load_source(path: str, texts: dict[str, str]) -> Source:
         if any(Path(seen).resolve() == real for seen, _ in chain):
             names = " -> ".join([*(seen for seen, _ in chain), current])
             raise SpecError(
-                (Diagnostic("KP108", f"`extends` goes in a circle: {names}", asked_from),)
+                (
+                    Diagnostic(
+                        "KP108",
+                        f"`extends` goes in a circle: {names}",
+                        asked_from,
+                        help="delete one of these `extends`",
+                    ),
+                )
             )
         if len(chain) == _MAX_EXTENDS:
             message = f"`extends` is nested deeper than {_MAX_EXTENDS} files"
-            raise SpecError((Diagnostic("KP108", message, asked_from),))
+            hint = "extend a file nearer to the base"
+            raise SpecError((Diagnostic("KP108", message, asked_from, help=hint),))
         document = _read(current, asked_from, texts)
         chain.append((current, document))
         base = next((entry for entry in document.entries if entry.key == "extends"), None)
@@ -86,9 +110,9 @@ def _read(path: str, asked_from: Span | None, texts: dict[str, str]) -> Mapping:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         message = f"cannot read `{path}`: {reason}"
-        raise SpecError(
-            (Diagnostic("KP100", message, asked_from or Span(path, 1, 1, 1, 1)),)
-        ) from None
+        span = asked_from or Span(path, 1, 1, 1, 1)
+        help = "name a file that you may read"
+        raise SpecError((Diagnostic("KP100", message, span, help=help),)) from None
     texts[path] = data.decode("utf-8", errors="replace")
     return read_document(path, data)
 
@@ -110,7 +134,8 @@ def _extended_path(path: str, base: Entry, root: Path) -> str:
     value = base.value
     if not isinstance(value, Scalar) or not isinstance(value.value, str):
         message = "`extends` takes the relative path of one pipeline file"
-        raise SpecError((Diagnostic("KP108", message, value.span),))
+        hint = "write for example `extends: dsa_tp.yaml`"
+        raise SpecError((Diagnostic("KP108", message, value.span, help=hint),))
     target = Path(path).parent / value.value
     if Path(value.value).is_absolute() or not target.resolve().is_relative_to(root):
         message = f"`extends` leaves the project: `{value.value}`"
@@ -150,8 +175,6 @@ def _merge(base: Mapping, child: Mapping, *, depth: int, section: str) -> Mappin
 
 def plain(node: Node) -> Any:
     """Plain Python values; lists become tuples, as the strict models want them."""
-    from kpipe.codegen.spec.document import to_plain
-
     return _tuples(to_plain(node))
 
 

@@ -7,11 +7,36 @@ which knows the contracts.
 
 from __future__ import annotations
 
+import keyword
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+
+def _usable(name: str) -> str:
+    """Names become Python names in the generated files."""
+    if keyword.iskeyword(name):
+        raise PydanticCustomError("reserved", "`{name}` is a word of Python", {"name": name})
+    return name
+
+
+def _one_line(text: str) -> str:
+    """Documentation is copied into docstrings, so it must not be able to end one."""
+    if re.search(r'["\\\n]', text):
+        message = "documentation is one line without double quotes and backslashes"
+        raise PydanticCustomError("doc", message)
+    return text
+
+
+def _as_written(value: object) -> object:
+    """Targets may look like numbers (`9.0`); the text counts, not the float."""
+    return getattr(value, "raw", value)
+
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64), AfterValidator(_usable)]
+Doc = Annotated[str, AfterValidator(_one_line)]
 Expression = Annotated[str | int, Field(description="shape expression, for example heads * v_dim")]
 Dtype = Literal["bf16", "fp8", "fp32", "i32", "i64", "u8"]
 Rounding = Literal["bf16", "fp32"]
@@ -22,11 +47,6 @@ Table = Annotated[
         "(sm_90a) and by query length (q1) above the row ranges"
     ),
 ]
-
-
-def _as_written(value: object) -> object:
-    """Targets may look like numbers (`9.0`); the text counts, not the float."""
-    return getattr(value, "raw", value)
 
 
 class Model(BaseModel):
@@ -55,7 +75,9 @@ class Rows(Model):
 
     batches: str = Field(description="token rows of a step, e.g. 1-8, 16, 32, 64")
     queries: tuple[int, ...] = Field(
-        (1,), description="query rows per request; 1 is plain decode, more is verification"
+        (1,),
+        min_length=1,
+        description="query rows per request; 1 is plain decode, more is verification",
     )
     wide: str = Field("", description="further row counts of wide steps, beyond the batches")
 
@@ -100,7 +122,7 @@ class Numerics(Model):
 class Buffer(Model):
     """Scratch memory."""
 
-    shape: tuple[Expression, ...] = Field(description="one shape expression per axis")
+    shape: tuple[Expression, ...] = Field(min_length=1, description="one shape expression per axis")
     dtype: Dtype
     scope: Literal["layer", "kind", "model", "device", "step"] = Field(
         "kind", description="who shares it: this layer, all layers of the kind, the model, ..."
@@ -118,7 +140,7 @@ class Buffer(Model):
 class Mailbox(Model):
     """Memory that peers write and this rank polls."""
 
-    shape: tuple[Expression, ...] = Field(description="shape of one parity")
+    shape: tuple[Expression, ...] = Field(min_length=1, description="shape of one parity")
     dtype: Dtype
     sentinel: int = Field(ge=0, le=0xFFFFFFFF, description="32-bit word that no payload holds")
     parities: int = Field(
@@ -168,7 +190,7 @@ class External(Model):
 
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
-    doc: str = ""
+    doc: Doc = ""
 
 
 class Prefetch(Model):
@@ -218,7 +240,7 @@ class Pipeline(Model):
 
     kpipe: Literal[1] = Field(description="version of the language")
     name: Name
-    doc: str = ""
+    doc: Doc = ""
     geometry: Name = Field(description="file below geometry/ that holds the model's dimensions")
     parallel: Parallel = Parallel()
     targets: tuple[Annotated[str, BeforeValidator(_as_written)], ...] = Field(
@@ -267,7 +289,7 @@ class Geometry(Model):
 
     kpipe: Literal[1]
     geometry: Name
-    doc: str = ""
-    dims: dict[Name, Expression] = Field(min_length=1)
+    doc: Doc = ""
+    dims: dict[Name, Expression] = Field(min_length=1, max_length=256)
     scalars: Scalars
     rope: Rope = Rope()

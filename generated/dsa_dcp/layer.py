@@ -255,7 +255,7 @@ class DsaDcpLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :72 plain: reads `selected`, `query`, `q_mail` before its wait
+        )  # :72 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -314,7 +314,7 @@ class DsaDcpLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :72 plain: reads `selected`, `query`, `q_mail` before its wait
+        )  # :72 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -485,7 +485,7 @@ class DsaDcpLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :66 plain: reads `selected`, `query`, `q_mail` before its wait
+        )  # :66 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,

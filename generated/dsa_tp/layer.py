@@ -169,11 +169,11 @@ class DsaTpLayer(Layer):
             at.selected,
             at.valid,
             release=False,
-        )  # :60 held: prims_ts reads `selected`, `query`, `q_mail` before its wait
+        )  # :60 held: prims_ts reads `selected`, `query` before its wait
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :60 plain: reads `selected`, `query`, `q_mail` before its wait
+        )  # :60 plain: reads `selected`, `query` before its wait
         self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :60
         self.o_proj(at.gated, out=step.out)  # :60
 
@@ -240,7 +240,7 @@ class DsaTpLayer(Layer):
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, release=False
-        )  # :63 held: value_bmm reads `latent`, `values` before its wait
+        )  # :63 held: value_bmm never waits
         self.value_bmm(at.latent, at.values, pdl=False)  # :63 plain: it never waits
         self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :63
         self.o_proj(at.gated, out=step.out)  # :63
@@ -298,10 +298,10 @@ class DsaTpLayer(Layer):
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
         )  # :74
-        # :74 held: prims_ts reads `selected`, `query`, `q_mail` before its wait
+        # :74 held: prims_ts reads `selected`, `query` before its wait
         self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, release=False)
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :74 plain: reads `selected`, `query`, `q_mail` before its wait
+        )  # :74 plain: reads `selected`, `query` before its wait
         self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :74
         self.o_proj(at.gated, out=step.out)  # :74

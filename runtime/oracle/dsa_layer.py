@@ -225,16 +225,16 @@ def _select(
     scores: list[torch.Tensor],
     top_k: int,
     given: Sequence[Iterable[int] | torch.Tensor] | None,
-) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+) -> dict[str, object]:
     """The selection to continue with, and the oracle's own k-th score and gap of every row."""
     own = [_exact_selection(row, top_k) for row in scores]
     kth, gap = torch.tensor([[o[1], o[2]] for o in own], dtype=torch.float64).T
     if given is None:
-        return [o[0] for o in own], kth, gap
+        return {"selection": [o[0] for o in own], "kth": kth, "gap": gap}
     if len(given) != batch.rows:
         raise ValueError(f"selection has {len(given)} rows, the batch has {batch.rows}")
     chosen = [checked_positions(row, batch.visible(r)) for r, row in enumerate(given)]
-    return chosen, kth, gap
+    return {"selection": chosen, "kth": kth, "gap": gap}
 
 
 def _query_stage(
@@ -344,21 +344,18 @@ def oracle_layer(
     index, scores = _index_stage(
         geometry, weights, batch, projected, query["q_c"], rounding, index_quant
     )
-    chosen, kth, gap = _select(batch, scores, geometry.top_k, selection)
+    chosen = _select(batch, scores, geometry.top_k, selection)
 
-    stored, fp8 = query["query"], cache_format == "fp8_tensor"
-    scaled = stored * float(weights.q_scale) if fp8 else stored
+    scaled = query["query"] * (float(weights.q_scale) if cache_format == "fp8_tensor" else 1.0)
     shards = (1, 1) if interleave is None else (tp, interleave)
-    core = _attention(geometry, batch, scaled, keys, chosen, shards, rounding)
+    core = _attention(geometry, batch, scaled, keys, chosen["selection"], shards, rounding)
     value = _value_stage(geometry, weights, core["latent"], projected["gate"], rounding, tp)
     return Result(
         top_k=geometry.top_k,
         active=active,
         projected=projected,
         scores=scores,
-        kth=kth,
-        gap=gap,
-        selection=chosen,
+        **chosen,
         **query,
         **inserted,
         **index,

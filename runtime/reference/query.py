@@ -59,6 +59,7 @@ def mla_query(
     normed = rms_norm(q_a, q_norm, rms_eps).bfloat16()
     if writes_q_c:
         q_c.copy_(normed)
+    constants = {"rms_eps": rms_eps, "nope": nope, "pe": pe, "rounds": rounds}
     mla_query_split(
         normed,
         kv_a,
@@ -71,15 +72,11 @@ def mla_query(
         w_uk=w_uk,
         q_scale_inv=q_scale_inv,
         k_scale_inv=k_scale_inv,
-        rms_eps=rms_eps,
-        nope=nope,
-        pe=pe,
-        rounds=rounds,
         dcp=dcp,
+        **constants,
     )
     if dcp and polls:
-        heads = q_mail.ranks * w_uk.shape[0]
-        q_mail.poll((slice(0, q_a.shape[0]), slice(0, heads)))
+        q_mail.poll((slice(0, q_a.shape[0]), slice(0, q_mail.ranks * w_uk.shape[0])))
 
 
 def mla_query_split(

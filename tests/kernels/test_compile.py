@@ -79,6 +79,7 @@ def context(dims: dict[str, int]) -> dict:
         "spec": "pipelines/example.yaml",
         "dims": {**dims, "latent": widths["kv_a"], "pitch": starts[-1]},
         "columns": dict(zip(widths, starts, strict=False)),
+        "pages": {"index_kv": 64},
         "scalars": scalars,
     }
 

@@ -9,14 +9,14 @@ from functools import cache
 import pytest
 import torch
 
-from . import dsa_layer
-from .byte_formats import decode_index, decode_latent
-from .compare import declared_bounds, relative_error, selection_violation
-from .dsa_layer import oracle_layer
-from .geometry import SMALL
-from .inputs import Weights, make_batch, make_weights
-from .number_formats import round_bf16, round_e4m3
-from .result import Result, Rounding
+from kpipe.runtime.oracle import dsa_layer
+from kpipe.runtime.oracle.byte_formats import decode_index, decode_latent
+from kpipe.runtime.oracle.compare import declared_bounds, relative_error, selection_violation
+from kpipe.runtime.oracle.dsa_layer import oracle_layer
+from kpipe.runtime.oracle.geometry import SMALL
+from kpipe.runtime.oracle.inputs import Weights, make_batch, make_weights
+from kpipe.runtime.oracle.number_formats import round_bf16, round_e4m3
+from kpipe.runtime.oracle.result import Result, Rounding
 
 # FP32 accumulation over a few thousand products: sqrt(7168) * 2^-24 of the row's typical value.
 FP32_NOISE = 5e-6

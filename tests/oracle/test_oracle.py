@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 import torch
 
-from . import dsa_layer
-from .byte_formats import (
+from kpipe.runtime.oracle import dsa_layer
+from kpipe.runtime.oracle.byte_formats import (
     LATENT_FORMATS,
     decode_index,
     decode_latent,
@@ -20,7 +20,7 @@ from .byte_formats import (
     row_bytes,
     unused_row,
 )
-from .caches import (
+from kpipe.runtime.oracle.caches import (
     ContextShard,
     PagedBytes,
     build_index_cache,
@@ -28,11 +28,11 @@ from .caches import (
     index_planes,
     with_inserted,
 )
-from .compare import relative_error, selection_violation
-from .dsa_layer import oracle_layer
-from .geometry import KIMI_K31, SMALL
-from .inputs import Batch, Weights, make_batch, make_weights, rank_weights
-from .number_formats import (
+from kpipe.runtime.oracle.compare import relative_error, selection_violation
+from kpipe.runtime.oracle.dsa_layer import oracle_layer
+from kpipe.runtime.oracle.geometry import KIMI_K31, SMALL
+from kpipe.runtime.oracle.inputs import Batch, Weights, make_batch, make_weights, rank_weights
+from kpipe.runtime.oracle.number_formats import (
     E4M3_VALUES,
     decode_e4m3,
     encode_e4m3,
@@ -40,7 +40,7 @@ from .number_formats import (
     round_bf16,
     round_e4m3,
 )
-from .result import Result
+from kpipe.runtime.oracle.result import Result
 
 ALL_BYTES = torch.arange(256, dtype=torch.uint8)
 LENGTHS = (37, 0, 3, 16, 150)

@@ -229,3 +229,15 @@ def test_rows_of_a_request_see_their_own_prefix() -> None:
 def test_select_refuses_more_keys_than_scores() -> None:
     with pytest.raises(ValueError, match=re.escape("a row sees 129 keys, scores has 128")):
         chosen(torch.zeros(1, 128), [129], 4)
+
+
+def test_physical_rows_must_fit_their_32_bits() -> None:
+    row = LATENT.row_bytes
+    far = torch.empty_strided((3, 1, row), (row << 30, row, 1), dtype=torch.uint8, device="meta")
+    selected, valid = torch.zeros(1, 4).int(), torch.zeros(1).int()
+    table = torch.tensor([[1, 2]], dtype=torch.int32)
+    given = (table, PagedCache(far, LATENT), selected, valid)
+    select.topk_select(torch.zeros(1, 2), torch.tensor([1]), *given, top_k=4)
+    assert selected.tolist() == [[1 << 30, -1, -1, -1]]
+    with pytest.raises(ValueError, match="physical row 2147483648 does not fit 32 bits"):
+        select.topk_select(torch.zeros(1, 2), torch.tensor([2]), *given, top_k=4)

@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from kpipe.runtime.comm.mailbox import Mailbox, MailboxError, MailboxSpec
-from kpipe.runtime.comm.sanitise import EMPTY_ID
-from kpipe.runtime.comm.virtual_ranks import RankComm, VirtualRanks
+from kpipe.runtime.comm.sanitise import EMPTY_ID, EMPTY_LSE
+from kpipe.runtime.comm.virtual_ranks import RankComm, SingleRank, VirtualRanks
 from kpipe.runtime.formats import PagedCache, cache_format
 from kpipe.runtime.reference import projection, query, reduce, select, sparse_core, value
+from kpipe.runtime.reference.numerics import Rounds
 from kpipe.runtime.sharding import Shard
 
 KV_LORA, PE, V_DIM, HEADS, PAGE = 32, 8, 6, 2, 4
 LATENT = cache_format("fp8_tensor", kv_lora=KV_LORA, pe=PE)
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 ALL_ONES, NEG_ZERO_PAIR = 0xFFFFFFFF, 0x80000000
+BASE = Rounds()
 ONE, HALF = torch.ones(1), torch.tensor([0.5])
 
 
@@ -81,12 +83,26 @@ def armed(box: Mailbox) -> bool:
     return bool((words == box.spec.signed_sentinel).all())
 
 
+def test_pushed_rows_are_sendable_and_empty_ones_are_zero() -> None:
+    box = boxes(SingleRank(), 2)
+    mails = box["partial_mail"], box["lse_mail"]
+    rows, lse = torch.zeros(2, HEADS, KV_LORA).to(BF16), torch.zeros(2, HEADS)
+    rows[0, :, 1::2] = -0.0  # the sentinel in every word
+    rows[1], lse[0, 1], lse[1] = math.nan, math.nan, 0.0
+    value.push_partials(rows, lse, torch.tensor([3, 0]), *mails)
+    sent = [mail.poll((0, slice(0, 2))) for mail in mails]
+    assert bool((sent[0].view(torch.int16) == 0).all())
+    assert sent[1].tolist() == [[0.0, pytest.approx(EMPTY_LSE)], [pytest.approx(EMPTY_LSE)] * 2]
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("two_shot", [False, True])
 def test_output_partials_are_summed_alike_everywhere(ranks: int, two_shot: bool) -> None:
     gated = noise(3, ranks, 10)
     weights = noise(8, ranks, 10, seed=1)
-    weights[:, :, 0], gated[0] = 0, -0.0  # a row whose partials are all negative zeros
+    # Row 0 underflows to the pair (+0, -0) in every word: the sentinel, unless it is cleared.
+    gated[0, :, :9], gated[0, :, 9] = 0.0, -1e-21
+    weights[::2, :, 9], weights[1::2, :, 9] = -1e-20, 1e-20
 
     def step(comm: RankComm) -> Tensor:
         rank, out = comm.rank, torch.full((3, 8), math.nan).to(BF16)
@@ -182,7 +198,9 @@ def test_owned_keys_are_compacted_with_their_count() -> None:
     assert [ids[0].tolist() for ids in found] == [[0, 2, 8, -1, -1, -1], [1, 5, 3, -1, -1, -1]]
 
 
-def attention(comm: RankComm, interleave: int, length: int, pushes: bool) -> Tensor:
+def attention(
+    comm: RankComm, interleave: int, length: int, pushes: bool, rounds: Rounds = BASE
+) -> Tensor:
     """Gather, core and value over this rank's shard of all visible keys; two rows."""
     shard, ranks = Shard(comm.rank, comm.ranks, interleave), comm.ranks
     cache, table, _ = shared_cache(shard, max(length, 1))
@@ -214,7 +232,7 @@ def attention(comm: RankComm, interleave: int, length: int, pushes: bool) -> Ten
     weight = noise(4 * HEADS, V_DIM, KV_LORA, seed=5)[mine]
     given = (valid, gate[:, columns], lengths, box["q_mail"], *mails, out)
     named = {"partial": rows, "partial_lse": lse} if pushes else {}
-    value.dcp_value(*given, w_uv=weight, shard=shard, pushes=pushes, **named)
+    value.dcp_value(*given, w_uv=weight, shard=shard, pushes=pushes, rounds=rounds, **named)
     assert all(armed(box[name]) for name in ("q_mail", "partial_mail", "lse_mail"))
     return out
 
@@ -239,6 +257,16 @@ def test_sharded_attention_equals_the_unsharded(ranks: int, interleave: int, len
         if count == 0:
             assert bool((found == 0).all())
     assert all(torch.equal(a, b) for a, b in zip(pushed, fused, strict=True))
+
+
+@pytest.mark.parametrize("point", ["merged", "value"])
+def test_rounding_points_of_the_merge_are_optional(point: str) -> None:
+    outs = [
+        VirtualRanks(2).run(lambda comm, r=rounds: attention(comm, 1, 9, True, r))[0]
+        for rounds in (BASE, Rounds(**{point: "fp32"}))
+    ]
+    assert torch.allclose(outs[0].float(), outs[1].float(), rtol=0.02, atol=0.02)
+    assert not torch.equal(outs[0], outs[1])
 
 
 @pytest.mark.parametrize("polls", [True, False])

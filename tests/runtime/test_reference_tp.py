@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
 import torch
@@ -11,17 +10,7 @@ from torch import Tensor
 
 from kpipe.runtime.formats import CacheFormat, PagedCache, cache_format
 from kpipe.runtime.reference import projection, query, sparse_core, value
-from kpipe.runtime.reference.numerics import (
-    Rounds,
-    ceil_power_of_two,
-    head_product,
-    product,
-    quantise_groups,
-    quantise_index,
-    row_sums,
-    sigmoid,
-    to_e4m3,
-)
+from kpipe.runtime.reference.numerics import Rounds
 
 Q_LORA, KV_LORA, PE, NOPE, HEADS, V_DIM = 24, 128, 8, 12, 3, 10
 TENSOR = cache_format("fp8_tensor", kv_lora=KV_LORA, pe=PE)
@@ -108,72 +97,6 @@ def run_query(rows: int, layout: CacheFormat, **flags: object) -> tuple[Tensor, 
     return out, q_c, cache
 
 
-def test_e4m3_saturates_and_has_one_nan() -> None:
-    values = torch.tensor([1e9, -1e9, 465.0, math.inf, -math.inf, -0.0])
-    assert to_e4m3(values).float().tolist() == [448.0, -448.0, 448.0, 448.0, -448.0, 0.0]
-    negative_nan = torch.tensor([0xFFC00000 - (1 << 32)], dtype=torch.int32).view(torch.float32)
-    nans = torch.cat([negative_nan, torch.tensor([math.nan])])
-    assert to_e4m3(nans).view(torch.uint8).tolist() == [0x7F, 0x7F]
-
-
-def test_power_of_two_rounds_up_exactly() -> None:
-    values = torch.tensor([1.0, 1.0000001, 0.75, 2.0**-20, 3.0e-5])
-    expected = [2.0 ** math.ceil(math.log2(value)) for value in values.tolist()]
-    assert ceil_power_of_two(values).tolist() == expected
-
-
-@pytest.mark.parametrize(("mode", "floor"), [("ue8m0", 1e-4), ("ue8m0_bf16", 1e-10)])
-def test_index_quantiser(mode: str, floor: float) -> None:
-    value = torch.cat([noise(3, 32).float() * 1.001, torch.zeros(1, 32), torch.full((1, 32), 1e-6)])
-    source = bf16(value) if mode == "ue8m0_bf16" else value.double()
-    amax = source.abs().amax(1).clamp(min=floor)
-    expected = torch.tensor([2.0 ** math.ceil(math.log2(a / 448)) for a in amax.tolist()])
-    found, scale = quantise_index(value, mode)
-    assert torch.equal(scale, expected)
-    assert torch.equal(found.float(), (source / expected[:, None]).float().to(E4M3).float())
-    with pytest.raises(ValueError, match="index_quant is 'fp4'; known are ue8m0, ue8m0_bf16"):
-        quantise_index(value, "fp4")
-
-
-def test_group_quantiser_has_a_scale_per_group() -> None:
-    value = torch.cat([noise(2, 128).float(), noise(2, 128, seed=1).float() * 90], dim=1)
-    found, scale = quantise_groups(value, 128)
-    amax = value.reshape(2, 2, 128).abs().amax(2)
-    expected = torch.exp2(torch.ceil(torch.log2((amax / 448).clamp(min=1e-4))))
-    assert torch.equal(scale, expected)
-    close(found.float() * expected.repeat_interleave(128, 1), value, bits=3)
-
-
-def test_products_and_sums_of_a_row_stand_alone() -> None:
-    for inner, outer in [(700, 37), (64, 40), (24, 17)]:
-        rows, weight = noise(13, inner), noise(outer, inner, seed=1)
-        together = product(rows, weight)
-        alone = torch.cat([product(rows[r : r + 1].clone(), weight) for r in range(13)])
-        assert torch.equal(together, alone)
-        poisoned = rows.clone()
-        poisoned[5] = math.nan
-        kept = [r for r in range(13) if r != 5]
-        assert torch.equal(product(poisoned, weight)[kept], together[kept])
-        assert torch.equal(row_sums(rows)[:3], row_sums(rows[:3]))
-        close(together, rows.double() @ weight.double().t(), bits=13)
-
-
-def test_a_head_does_not_depend_on_the_number_of_heads() -> None:
-    rows, weight = noise(5, 6, 96), noise(6, 40, 96, seed=1)
-    whole = head_product(rows, weight)
-    assert torch.equal(whole[:, 2:4], head_product(rows[:, 2:4], weight[2:4]))
-
-
-def test_words_of_numerics_are_checked() -> None:
-    with pytest.raises(
-        ValueError, match=re.escape("rounds.absorb is 'fp16'; known are bf16, fp32")
-    ):
-        Rounds(absorb="fp16")
-    with pytest.raises(ValueError, match="sigmoid is 'hard'; known are exact, refined, fast"):
-        sigmoid(torch.zeros(1), "hard")
-    assert torch.equal(sigmoid(torch.ones(1), "fast"), sigmoid(torch.ones(1)))
-
-
 def test_packed_gemm_and_o_proj() -> None:
     hidden, weight = noise(5, 96), noise(40, 96, seed=1)
     expected = hidden.double() @ weight.double().t()
@@ -251,6 +174,31 @@ def test_rounding_points_move_the_result() -> None:
         same_query = torch.equal(base[0], other[0])
         assert same_query is (point == "kv_norm")
         assert torch.equal(base[2].data, other[2].data) is (point == "query_b")
+
+
+@pytest.mark.parametrize(("point", "expected"), [("bf16", 16.0), ("fp32", 18.0)])
+def test_absorbed_query_is_rounded_before_it_is_quantised(point: str, expected: float) -> None:
+    # 17 + 2^-10 lies above the middle of 16 and 18; BF16 makes it 17, the middle, which goes to 16.
+    w_uk = torch.zeros(1, 2, KV_LORA).to(BF16)
+    w_uk[0, :, 0] = torch.tensor([17.0, 2.0**-10])
+    out, kv_a = unset(1, 1, KV_LORA + PE, dtype=E4M3), torch.ones(1, KV_LORA + PE).to(BF16)
+    query.mla_query_split(
+        torch.ones(1, 1).to(BF16),
+        kv_a,
+        torch.tensor([-1]),
+        nan_cache(TENSOR, 1, 4),
+        query=out,
+        kv_norm=torch.ones(KV_LORA),
+        q_b=torch.ones(2 + PE, 1).to(BF16),
+        w_uk=w_uk,
+        q_scale_inv=ONE,
+        k_scale_inv=ONE,
+        rms_eps=EPS,
+        nope=2,
+        pe=PE,
+        rounds=Rounds(absorb=point),
+    )
+    assert float(out.float()[0, 0, 0]) == expected
 
 
 def test_query_refuses_the_dtype_of_another_format() -> None:

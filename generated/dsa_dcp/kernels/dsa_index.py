@@ -32,7 +32,7 @@ INDEX_DIM = 128
 PITCH = 3808  # elements from one packed row to the next
 WK_COLUMN = 3648  # where wk and wv begin in a packed row
 WV_COLUMN = 3776
-PAGE = 64  # tokens of a cache page, fixed by the cache format
+PAGE = 64  # tokens of a cache page
 INDEX_EPS = 1e-06
 
 BF16_BYTES = 2

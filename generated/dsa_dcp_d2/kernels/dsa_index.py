@@ -32,7 +32,7 @@ INDEX_DIM = 128
 PITCH = 8416  # elements from one packed row to the next
 WK_COLUMN = 8256  # where wk and wv begin in a packed row
 WV_COLUMN = 8384
-PAGE = 64  # tokens of a cache page, fixed by the cache format
+PAGE = 64  # tokens of a cache page
 INDEX_EPS = 1e-06
 
 BF16_BYTES = 2

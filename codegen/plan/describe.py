@@ -1,0 +1,360 @@
+"""A plan for people: everything that was decided, and why."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from kpipe.codegen.diagnostics import Diagnostic, SpecError, did_you_mean
+from kpipe.codegen.ops.contract import Contract, Release
+from kpipe.codegen.plan.model import Fork, Join, Launch, Method, PipelinePlan, UnprovedPlan
+from kpipe.codegen.plan.workspace import workspaces
+
+WIDTH = 110
+_MIB = 1024 * 1024
+
+
+def select_plans(
+    plan: PipelinePlan, rows: int | None, q: int | None, arch: str | None
+) -> tuple[UnprovedPlan, ...]:
+    """The steps that the selection names; without one, the first step of each launch list.
+
+    Raises SpecError KP808, with what is declared, for rows, a query length or an architecture
+    that the spec does not declare.
+    """
+    queries = [query for query, _ in plan.rows]
+    counts = sorted({step.rows for step in plan.plans if q is None or step.q == q})
+    found = [
+        *_undeclared("q", q, queries, ""),
+        *(_undeclared("rows", rows, counts, _next(rows, counts)) if counts else ()),
+        *_undeclared("arch", arch, plan.targets, _near(arch, plan.targets)),
+    ]
+    if found:
+        raise SpecError(found)
+    if rows is None and q is None and arch is None:
+        return tuple(method.plan for method in plan.methods)
+    chosen = [
+        step
+        for step in plan.plans
+        if rows in (None, step.rows) and q in (None, step.q) and arch in (None, step.arch)
+    ]
+    if rows is not None:
+        return tuple(chosen)
+    first: dict[tuple, UnprovedPlan] = {}
+    for step in chosen:
+        first.setdefault((step.arch, step.q, step.identity), step)
+    return tuple(first.values())
+
+
+def _undeclared(
+    option: str, given: object, declared: Sequence[object], help: str
+) -> tuple[Diagnostic, ...]:
+    if given is None or given in declared:
+        return ()
+    message = f"`--{option} {given}`: the spec does not declare it"
+    allowed = tuple(str(value) for value in declared)
+    return (Diagnostic("KP808", message, None, allowed=allowed, help=help),)
+
+
+def _next(rows: int | None, declared: Sequence[int]) -> str:
+    larger = [count for count in declared if rows is not None and count >= rows]
+    return f"a step of {rows} rows is padded to {larger[0]}" if larger else ""
+
+
+def _near(arch: str | None, targets: Sequence[str]) -> str:
+    near = did_you_mean(arch or "", targets)
+    return f"did you mean `{near}`?" if near else ""
+
+
+def describe_text(
+    plan: PipelinePlan, rows: int | None = None, q: int | None = None, arch: str | None = None
+) -> str:
+    """The plan as text, at most 110 columns wide.
+
+    Header, the printed total table, fallbacks, dimensions, memory, ops, and the launches of the
+    selected steps (default: one step per launch list).  Raises SpecError as `select_plans`.
+    """
+    steps = select_plans(plan, rows, q, arch)
+    sections = [
+        _header(plan),
+        _section("table", _table(plan)),
+        _section("fallbacks", _columns(_fallback_rows(plan)), empty="none was needed"),
+        _section("dimensions", _flow(f"{name} {value}" for name, value in plan.dims.items())),
+        _section(f"buffers at {plan.rows_cap} rows", _buffers(plan)),
+        _section("mailboxes", _mailboxes(plan), empty="none"),
+        _section("caches", _caches(plan), empty="none"),
+        _section("weights", _flow(_tensors(plan.weights)), empty="none"),
+        _section("step inputs", _flow(_tensors(plan.step)), empty="none"),
+        _section("ops", _ops(plan)),
+        *(_step(plan, step) for step in steps),
+    ]
+    return "\n".join(sections)
+
+
+def _header(plan: PipelinePlan) -> str:
+    def pairs(values: Iterable[tuple[str, object]]) -> str:
+        return ", ".join(f"{key} {value}" for key, value in values if value is not None)
+
+    rows = [
+        ("spec", plan.path),
+        ("geometry", plan.geometry),
+        ("parallel", pairs(plan.parallel.items())),
+        ("targets", ", ".join(plan.targets)),
+        *((f"rows, q {q}", row_list(counts)) for q, counts in plan.rows),
+        ("environment", pairs(plan.environment.items())),
+        ("numerics", pairs(plan.numerics.items())),
+        ("scalars", pairs((key, f"{value:.8g}") for key, value in plan.scalars.items())),
+        ("streams", ", ".join(["main", *(f"{name} (priority {p})" for name, p in plan.streams)])),
+        ("modes", ", ".join(plan.modes)),
+        ("schedule", plan.status),
+    ]
+    width = max(len(name) for name, _ in rows)
+    lines = [plan.name, *(_wrap(plan.doc, "  ", "  ") if plan.doc else [])]
+    for name, value in rows:
+        lines += _wrap(value, f"  {name:<{width}}  ", " " * (width + 4))
+    return "\n".join(lines) + "\n"
+
+
+def row_list(counts: Iterable[int]) -> str:
+    """Row counts as the spec writes them: 1, 2, 3, 8 gives `1-3, 8`."""
+    runs: list[list[int]] = []
+    for count in sorted(counts):
+        if runs and count == runs[-1][1] + 1:
+            runs[-1][1] = count
+        else:
+            runs.append([count, count])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _method_of(plan: PipelinePlan, step: UnprovedPlan) -> Method:
+    return next(m for m in plan.methods if m.plan.identity == step.identity)
+
+
+def table_rows(plan: PipelinePlan) -> list[tuple[UnprovedPlan, str, tuple[int, ...]]]:
+    """Steps grouped by everything but their rows: a step, its method, the row counts."""
+    names = {method.plan.identity: method.name for method in plan.methods}
+    groups: dict[tuple, tuple[UnprovedPlan, str, list[int]]] = {}
+    for step in plan.plans:
+        name = names[step.identity]
+        key = (step.arch, step.q, step.asked_mode, step.mode, name, step.cores, step.head_rows)
+        groups.setdefault(key, (step, name, []))[2].append(step.rows)
+    return [(step, name, tuple(counts)) for step, name, counts in groups.values()]
+
+
+def _table(plan: PipelinePlan) -> list[str]:
+    groups = table_rows(plan)
+    names = dict.fromkeys(name for _, name, _ in groups)
+    numbers = {name: f"#{number}" for number, name in enumerate(names, 1)}
+    slots = tuple(dict.fromkeys(slot for step, _, _ in groups for slot, _ in step.cores))
+    rows = [("list", "arch", "q", "rows", "mode", "head rows", *slots)]
+    for step, name, counts in groups:
+        mode = step.mode if step.mode == step.asked_mode else f"{step.asked_mode} -> {step.mode}"
+        heads = str(step.head_rows) if step.head_rows else ""
+        chosen = dict(step.cores)
+        cores = (chosen.get(slot, "") for slot in slots)
+        rows.append((numbers[name], step.arch, str(step.q), row_list(counts), mode, heads, *cores))
+    return [*_columns(rows), "", *_flow(f"{number} {name}" for name, number in numbers.items())]
+
+
+def _fallback_rows(plan: PipelinePlan) -> list[tuple[str, ...]]:
+    return [(f"{mode} -> {other}", reason) for mode, other, reason in plan.fallbacks]
+
+
+def _buffers(plan: PipelinePlan) -> list[str]:
+    rows = [("name", "shape", "dtype", "scope", "MiB", "")]
+    for buffer in plan.buffers:
+        axes = ", ".join(map(str, buffer.shape))
+        note = "zeroed once" if buffer.zeroed else ""
+        rows.append(
+            (buffer.name, f"[{axes}]", buffer.dtype, buffer.scope, _mib(buffer.bytes), note)
+        )
+    rows.append(("total", "", "", "", _mib(sum(b.bytes for b in plan.buffers)), ""))
+    lines = _columns(rows, right=(4,))
+    for buffer in plan.buffers:
+        if buffer.columns:
+            listed = (f"{name} {offset}+{width}" for name, offset, width in buffer.columns)
+            lines += ["", f"  columns of {buffer.name} (offset+width)", *_flow(listed, "    ")]
+    return lines
+
+
+def _mailboxes(plan: PipelinePlan) -> list[str]:
+    if not plan.mailboxes:
+        return []
+    rows = [("name", "shape of one parity", "dtype", "parities", "sentinel", "re-armed by", "MiB")]
+    for box in plan.mailboxes:
+        shape = f"[{', '.join(map(str, box.shape))}]"
+        word = f"0x{box.sentinel:08X}"
+        rows.append(
+            (box.name, shape, box.dtype, str(box.parities), word, box.rearmed_by, _mib(box.bytes))
+        )
+    rows.append(("total", "", "", "", "", "", _mib(sum(box.bytes for box in plan.mailboxes))))
+    return _columns(rows, right=(6,))
+
+
+def _caches(plan: PipelinePlan) -> list[str]:
+    if not plan.caches:
+        return []
+    rows = [("name", "format", "tokens per page", "bytes per token")]
+    rows += [(c.name, c.format, str(c.page), str(c.row_bytes)) for c in plan.caches]
+    return _columns(rows)
+
+
+def _tensors(tensors: Iterable) -> Iterable[str]:
+    for tensor in tensors:
+        written = " written" if tensor.written else ""
+        yield f"{tensor.name} [{', '.join(map(str, tensor.shape))}] {tensor.dtype}{written}"
+
+
+def _ops(plan: PipelinePlan) -> list[str]:
+    def kernel(op: Contract) -> str:
+        if op.source != "kpipe":
+            return f"library: {op.source}"
+        return op.kernel or "no kernel yet"
+
+    groups: dict[str, list[str]] = {}
+    for op in plan.ops:
+        groups.setdefault("kernel" if op.kernel else kernel(op), []).append(op.name)
+    lines: list[str] = []
+    width = max(len(name) for name in groups)
+    for name in sorted(groups, key=lambda word: (word != "kernel", word)):
+        lines += _wrap(", ".join(groups[name]), f"  {name:<{width}}  ", " " * (width + 4))
+    return lines
+
+
+def _step(plan: PipelinePlan, step: UnprovedPlan) -> str:
+    method = _method_of(plan, step)
+    uses = "; ".join(f"{arch} q {q} rows {row_list(rows)}" for arch, q, rows in method.uses)
+    lines = _wrap(f"{method.name}, for {uses}", "", "  ")
+    lines += [f"  shown for {step.arch}, q {step.q}, rows {step.rows}", ""]
+    rows: list[tuple[str, ...]] = [("", "stream", "op", "stage", "pdl", "release", "place")]
+    details: list[list[str]] = [[]]
+    for item in step.items:
+        if isinstance(item, Launch):
+            rows.append(_launch_row(item))
+            details.append(_launch_details(item))
+        else:
+            verb, stream = _edge(item)
+            rows.append(("", stream, verb, "", "", "", _place(item)))
+            details.append([])
+    for line, detail in zip(_columns(rows), details, strict=True):  # never wrapped: short words
+        lines += [line, *detail]
+    lines += _workspaces(plan, step)
+    return "\n".join(lines) + "\n"
+
+
+def _workspaces(plan: PipelinePlan, step: UnprovedPlan) -> list[str]:
+    """Core head rows and private workspaces, where the step has any."""
+    lines = [f"  core over {step.head_rows} head rows"] if step.head_rows else []
+    for workspace in workspaces(plan, step):
+        cleared = ", cleared once" if workspace.zero_once else ""
+        lines.append(
+            f"  workspace {workspace.op}.{workspace.name} {_mib(workspace.bytes)} MiB{cleared}"
+        )
+    return lines
+
+
+def _edge(item: Fork | Join) -> tuple[str, str]:
+    if isinstance(item, Fork):
+        return f"fork {item.stream}", item.origin
+    return f"join {item.stream}", item.target
+
+
+def _launch_row(launch: Launch) -> tuple[str, ...]:
+    return (
+        str(launch.index + 1),
+        launch.stream,
+        launch.name,
+        launch.stage,
+        "yes" if launch.pdl.attribute else "plain",
+        _release(launch),
+        _place(launch),
+    )
+
+
+def _release(launch: Launch) -> str:
+    if launch.pdl.release:
+        return "yes"
+    words = {Release.NEVER: "never", Release.LIBRARY: "library"}
+    return words.get(launch.contract.release, "held")
+
+
+def _launch_details(launch: Launch) -> list[str]:
+    """What does not fit a column: why PDL is held back, flags, options, tile."""
+    words = []
+    pdl = launch.pdl
+    reasons = [] if pdl.attribute else [pdl.attribute_reason]
+    reasons += [f"release {pdl.release_reason}"] if pdl.release else [pdl.release_reason]
+    words.append("; ".join(reasons))
+    flags = [name if value else f"not {name}" for name, value in launch.flags]
+    if flags:
+        words.append(f"flags {', '.join(flags)}")
+    pairs = [f"{name}={value}" for name, value in (*launch.options, *launch.tactic)]
+    if pairs:
+        words.append(", ".join(pairs))
+    return _wrap(" | ".join(words), "      ", "        ")
+
+
+def _place(item: Launch | Fork | Join) -> str:
+    return f"{os.path.basename(item.span.path)}:{item.span.line}"
+
+
+def _mib(size: int) -> str:
+    text = f"{size / _MIB:.2f}"
+    return "<0.01" if size and text == "0.00" else text
+
+
+def _section(title: str, lines: list[str], empty: str = "") -> str:
+    return "\n".join([title, *(lines or [f"  {empty}"])]) + "\n"
+
+
+def _columns(rows: list[tuple[str, ...]], right: tuple[int, ...] = ()) -> list[str]:
+    """Rows as aligned lines; where they are too wide, the widest column is wrapped at spaces."""
+    if not rows:
+        return []
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    excess = 2 * len(widths) + sum(widths) - WIDTH
+    if excess > 0:
+        widest = widths.index(max(widths))
+        widths[widest] = max(widths[widest] - excess, 12)
+    lines = []
+    for row in rows:
+        cells = [_cell_lines(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for part in range(max(map(len, cells))):
+            texts = [cell[part] if part < len(cell) else "" for cell in cells]
+            line = "  ".join(
+                f"{text:>{width}}" if index in right else f"{text:<{width}}"
+                for index, (text, width) in enumerate(zip(texts, widths, strict=True))
+            )
+            lines.append(f"  {line}".rstrip())
+    return lines
+
+
+def _cell_lines(cell: str, width: int) -> list[str]:
+    if len(cell) <= width:
+        return [cell]
+    return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _flow(cells: Iterable[str], indent: str = "  ") -> list[str]:
+    """Cells in as many equal columns as fit, row by row."""
+    listed = list(cells)
+    if not listed:
+        return []
+    width = max(len(cell) for cell in listed) + 3
+    count = max((WIDTH - len(indent)) // width, 1)
+    return [
+        indent + "".join(f"{cell:<{width}}" for cell in listed[start : start + count]).rstrip()
+        for start in range(0, len(listed), count)
+    ]
+
+
+def _wrap(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

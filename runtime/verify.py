@@ -1,0 +1,295 @@
+"""`kpipe verify`: run a generated layer on seeded inputs and compare every stage with the oracle.
+
+Runs without the generator's libraries: `python -m kpipe.runtime.verify FOLDER --backend reference`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, NoReturn
+
+import torch
+
+from kpipe.runtime.compare import StageError, compare_trial
+from kpipe.runtime.layer import Layer
+from kpipe.runtime.metadata import Caches, LayerError, Weights
+from kpipe.runtime.trial import Case, geometry_of, load_layer, run_case, stages
+
+FINE, FINDINGS, USAGE, ENVIRONMENT = 0, 1, 2, 4
+
+
+class UsageError(ValueError):
+    """What was asked for cannot be run."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A case that has run: per layer of the chain the method and the errors of its stages."""
+
+    layer_class: type[Layer]
+    case: Case
+    ranks: tuple[int, ...]
+    methods: tuple[str, ...]
+    errors: tuple[tuple[StageError, ...], ...]
+
+    @property
+    def checks(self) -> list[tuple[int, StageError]]:
+        """Every comparison with the layer that it belongs to."""
+        return [(number, error) for number, errors in enumerate(self.errors) for error in errors]
+
+    @property
+    def failures(self) -> list[tuple[int, StageError]]:
+        """The comparisons that are beyond their bounds."""
+        return [(number, error) for number, error in self.checks if not error.ok]
+
+    @property
+    def ok(self) -> bool:
+        """True where something was compared and everything is within its bounds."""
+        return bool(self.checks) and not self.failures
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns 0, 1 (beyond a bound), 2 (usage) or 4 (no such backend here)."""
+    try:
+        options = _parser().parse_args(argv)
+    except UsageError as error:
+        print(f"error: {error}; see --help", file=sys.stderr)
+        return USAGE
+    except SystemExit:  # --help
+        return FINE
+    try:
+        layer_class = load_layer(options.folder)
+        if options.backend == "cuda":
+            return _refused(layer_class)
+        report = verify(layer_class, _case(layer_class, options))
+    except (UsageError, LayerError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    except (ValueError, RuntimeError, AssertionError) as error:  # out of the layer's own ops
+        print(_raised(error, options.format))
+        return FINDINGS
+    print(as_json(report) if options.format == "json" else as_text(report))
+    return FINE if report.ok else FINDINGS
+
+
+def verify(layer_class: type[Layer], case: Case) -> Report:
+    """Run a case and compare all its layers.
+
+    Raises LayerError for what the layer refuses, an unknown stage included.
+    """
+    size, q = _declared_rows(layer_class, case), case.q
+    stages(layer_class, layer_class.TABLE[(case.arch, q)][size], case.stop_after)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(threads, 8)))
+    try:
+        trials = run_case(layer_class, case)
+        return Report(
+            layer_class,
+            case,
+            tuple(run.rank for run in trials[0].ranks),
+            tuple(trial.ranks[0].method for trial in trials),
+            tuple(compare_trial(trial) for trial in trials),
+        )
+    finally:
+        torch.set_num_threads(threads)
+
+
+def default_lengths(top_k: int, q: int) -> tuple[int, ...]:
+    """Context lengths around the interesting places.
+
+    More keys than top_k, one key, a page, a page and one, exactly top_k, none; q is their least.
+    """
+    wanted = (top_k + top_k // 4 + 7, 1, 64, 65, top_k, 0)
+    return tuple(length if length == 0 else max(length, q) for length in wanted)
+
+
+def as_text(report: Report) -> str:
+    """The report for people: what ran, a table per layer, the verdict in the last line."""
+    case, rows = report.case, len(report.case.lengths) * report.case.q
+    ranks = ", ".join(map(str, report.ranks))
+    lines = [
+        f"{report.layer_class.NAME} on {case.arch}, reference backend: rows {rows}, q {case.q}, "
+        f"rank{'s' if len(report.ranks) > 1 else ''} {ranks} of {report.layer_class.RANKS}, "
+        f"seed {case.seed}",
+        f"lengths {', '.join(map(str, case.lengths))}",
+    ]
+    for number, (method, errors) in enumerate(zip(report.methods, report.errors, strict=True)):
+        lines += ["", f"layer {number}: {method}"]
+        cells = [("stage", "what", "error", "bound", "rank", "ok"), *map(_cells, errors)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines += [
+            "  " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip()
+            for row in cells
+        ]
+    return "\n".join([*lines, "", verdict(report)])
+
+
+def verdict(report: Report) -> str:
+    """The last line: what the comparisons add up to."""
+    if not report.checks:
+        return "FAILED: nothing was compared"
+    if not report.failures:
+        return f"ok: {len(report.checks)} comparisons, all within their bounds"
+    named = [f"{e.stage} {e.what} (layer {n}, rank {e.rank})" for n, e in report.failures]
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    return (
+        f"FAILED: {len(named)} of {len(report.checks)} comparisons beyond their bounds: "
+        f"{', '.join(named[:3])}{more}"
+    )
+
+
+def as_json(report: Report) -> str:
+    """The report for programs, one object; an error that is not finite is null."""
+    case = report.case
+    layers = [
+        {"layer": number, "method": method, "checks": [_check(error) for error in errors]}
+        for number, (method, errors) in enumerate(zip(report.methods, report.errors, strict=True))
+    ]
+    return json.dumps(
+        {
+            "pipeline": report.layer_class.NAME,
+            "backend": "reference",
+            "arch": case.arch,
+            "q": case.q,
+            "lengths": list(case.lengths),
+            "seed": case.seed,
+            "stop_after": case.stop_after,
+            "ranks": list(report.ranks),
+            "of_ranks": report.layer_class.RANKS,
+            "layers": layers,
+            "ok": report.ok,
+        },
+        indent=2,
+    )
+
+
+def _raised(error: Exception, form: str) -> str:
+    """What is printed where the run ended with an error instead of a report."""
+    text = f"{type(error).__name__}: {error}"
+    text = "; ".join([text, *getattr(error, "__notes__", ())])
+    return (
+        json.dumps({"ok": False, "raised": text}, indent=2)
+        if form == "json"
+        else (f"FAILED: the layer raised {text}")
+    )
+
+
+def _cells(error: StageError) -> tuple[str, ...]:
+    ok = "yes" if error.ok else "NO"
+    numbers = f"{error.error:.1e}", f"{error.bound:.1e}"
+    return error.stage, error.what, *numbers, str(error.rank), ok
+
+
+def _check(error: StageError) -> dict[str, Any]:
+    return {
+        "stage": error.stage,
+        "what": error.what,
+        "error": error.error if isfinite(error.error) else None,
+        "bound": error.bound,
+        "rank": error.rank,
+        "ok": error.ok,
+        "reason": error.reason,
+    }
+
+
+# -- from the command line to a case ------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="kpipe verify", description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", help="a generated folder, e.g. generated/dsa_tp")
+    parser.add_argument("--backend", choices=("reference", "cuda"), default="reference")
+    parser.add_argument(
+        "--virtual-ranks", type=int, metavar="N", help="context-parallel: all; else how many"
+    )
+    parser.add_argument("--stop-after", default="", metavar="STAGE")
+    parser.add_argument("--arch", default="", metavar="A", help="default: the first one declared")
+    parser.add_argument("--q", type=int, metavar="N", help="query rows per request [default: 1]")
+    parser.add_argument("--lengths", metavar="L,L,...", help="context lengths, new rows included")
+    parser.add_argument("--layers", type=int, default=1, metavar="N", help="chained layers")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    return parser
+
+
+def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
+    arch = options.arch or next(iter(layer_class.TABLE))[0]
+    if all(arch != known for known, _ in layer_class.TABLE):
+        archs = ", ".join(dict.fromkeys(known for known, _ in layer_class.TABLE))
+        raise UsageError(f"{layer_class.NAME}: no plan for {arch}; generated for {archs}")
+    queries = [q for known, q in layer_class.TABLE if known == arch]
+    q = options.q if options.q is not None else queries[0]
+    if options.layers < 1:
+        raise UsageError(f"--layers {options.layers}: at least one layer")
+    if options.stop_after and options.layers > 1:
+        raise UsageError("--stop-after cuts off the output that the next of --layers reads")
+    return Case(
+        _lengths(layer_class, options.lengths, q),
+        q=q,
+        arch=arch,
+        seed=options.seed,
+        layers=options.layers,
+        only_ranks=_only_ranks(layer_class, options.virtual_ranks),
+        stop_after=options.stop_after,
+    )
+
+
+def _lengths(layer_class: type[Layer], text: str | None, q: int) -> tuple[int, ...]:
+    if text is None:
+        return default_lengths(geometry_of(layer_class).top_k, q)
+    words = [word.strip() for word in text.split(",")]
+    wrong = next((word for word in words if not word.isascii() or not word.isdigit()), None)
+    if wrong is not None:
+        raise UsageError(f"--lengths: {wrong!r} is not a number of tokens")
+    lengths = tuple(map(int, words))
+    width = layer_class.MEMORY.buffers["scores"].shape[-1]
+    if isinstance(width, int) and max(lengths) > width:
+        raise UsageError(
+            f"--lengths: {max(lengths)} tokens, {layer_class.NAME} is generated for {width}"
+        )
+    return lengths
+
+
+def _only_ranks(layer_class: type[Layer], wanted: int | None) -> tuple[int, ...]:
+    ranks = layer_class.RANKS
+    if layer_class.CONTEXT_PARALLEL:
+        if wanted not in (None, ranks):
+            raise UsageError(
+                f"--virtual-ranks {wanted}: {layer_class.NAME} is generated for {ranks} ranks "
+                "that exchange data; all of them have to run"
+            )
+        return ()
+    if wanted is not None and not 1 <= wanted <= ranks:
+        raise UsageError(
+            f"--virtual-ranks {wanted}: {layer_class.NAME} is generated for {ranks} ranks"
+        )
+    return tuple(range(wanted or 1))
+
+
+def _declared_rows(layer_class: type[Layer], case: Case) -> int:
+    layer = layer_class()
+    layer.arch = case.arch
+    return layer.declared_rows_of(len(case.lengths) * case.q, case.q)
+
+
+def _refused(layer_class: type[Layer]) -> int:
+    """Says in the layer's own words why it does not run on a device."""
+    try:
+        layer_class().prepare(Weights(), Caches(), backend="cuda")
+    except LayerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ENVIRONMENT
+    raise AssertionError("prepare() accepted the cuda backend without weights")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

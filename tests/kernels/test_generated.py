@@ -1,0 +1,42 @@
+"""Every committed kernel compiles for both targets, with the waits that its contract promises."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from kpipe.codegen.ops.registry import CONTRACTS
+from kpipe.runtime.host.compile import compile_kernel, ptx_of
+
+GENERATED = Path(__file__).resolve().parents[2] / "generated"
+FILES = sorted(path for path in GENERATED.glob("*/kernels/*.py") if path.stem != "__init__")
+WAITING = {contract.kernel: contract.waits for contract in CONTRACTS.values() if contract.kernel}
+
+
+def _module(path: Path):
+    name = f"committed_{path.parents[1].name}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_there_are_kernels() -> None:
+    assert {path.stem for path in FILES} == set(WAITING)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parents[1].name}-{path.stem}")
+def test_committed_kernel(path: Path, arch: str) -> None:
+    module = _module(path)
+    kernel = getattr(module, "".join(part.capitalize() for part in path.stem.split("_")))
+    for release in (True, False):
+        compiled = compile_kernel(kernel(release=release), module.operands(), arch, keep_ptx=True)
+        ptx = ptx_of(compiled)
+        assert f".target {arch}" in ptx
+        assert ("griddepcontrol.wait" in ptx) == WAITING[path.stem]
+        assert ("griddepcontrol.launch_dependents" in ptx) == release

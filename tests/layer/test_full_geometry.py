@@ -1,0 +1,32 @@
+"""The committed layers at the model's own dimensions: one step each against the oracle."""
+
+from __future__ import annotations
+
+import torch
+from layer_checks import assert_within_bounds
+from layer_factory import REPOSITORY
+
+from kpipe.runtime.oracle.geometry import KIMI_K31
+from kpipe.runtime.trial import Case, geometry_of, load_layer, run_case
+
+
+def test_context_parallel_over_eight_ranks() -> None:
+    """More keys than top_k, a short context, a padded request; 3 rows, natural logarithms."""
+    layer = load_layer(REPOSITORY / "generated" / "dsa_dcp")
+    assert geometry_of(layer) == KIMI_K31 and layer.RANKS == 8
+    (trial,) = run_case(layer, Case((2500, 40, 0), arch="sm_100a"))
+    assert_within_bounds([trial])
+    counts = torch.stack([run.views.valid for run in trial.ranks])
+    assert counts.sum(0).tolist() == [2048, 40, 0]
+    assert int((counts[:, 1] == 5).sum()) == 8, "40 keys dealt to 8 ranks"
+    assert all(run.out.equal(trial.ranks[0].out) for run in trial.ranks)
+
+
+def test_tensor_parallel_rank_three() -> None:
+    """A request of four verify rows around top_k, and one shorter than they are."""
+    layer = load_layer(REPOSITORY / "generated" / "dsa_tp")
+    assert geometry_of(layer) == KIMI_K31 and layer.RANKS == 8
+    torch.set_num_threads(2)
+    (trial,) = run_case(layer, Case((2050, 2), q=4, arch="sm_90a", only_ranks=(3,)))
+    assert_within_bounds([trial])
+    assert trial.ranks[0].views.valid.tolist() == [2047, 2048, 2048, 2048, 0, 0, 1, 2]

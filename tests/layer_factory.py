@@ -1,0 +1,103 @@
+"""Small variants of the shipped pipelines, generated on the fly, for tests that run layers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from kpipe.codegen.plan.api import plan_pipeline
+from kpipe.codegen.render.api import render_pipeline
+from kpipe.runtime.layer import Layer
+from kpipe.runtime.trial import load_layer
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PIPELINES = REPOSITORY / "pipelines"
+
+# What a spec that keeps its latents in fp8_ds_mla says otherwise: a BF16 query, and only cores
+# that read such rows.
+_DS_MLA = """\
+caches:
+  latent_kv: {format: fp8_ds_mla, page: 64}
+stages:
+  sparse_core:
+    ops: [core]
+    variants: {core: {"1-64": sparse_decode}}
+"""
+_DS_MLA_QUERY = """\
+buffers:
+  query: {shape: [rows, heads, latent], dtype: bf16}
+"""
+_DS_MLA_MAIL = """\
+mailboxes:
+  q_mail:
+    shape: [rows_cap, tp * heads, latent]
+    dtype: bf16
+    sentinel: 0xFFFFFFFF
+    parities: 2
+    rearmed_by: dcp_value
+"""
+_TABLE = """\
+overlap:
+  table:
+    sm_90a: {{{q1}, {q4}}}
+    sm_100a: {{{q1}, {q4}}}
+"""
+
+
+class LayerFactory:
+    """Renders specs that extend the shipped ones into a project of its own, each once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._layers: dict[str, type[Layer]] = {}
+        (root / "kpipe.toml").write_text("")
+        shutil.copytree(PIPELINES, root / "pipelines")
+
+    def folder(self, name: str, text: str) -> Path:
+        """The generated folder of a spec that stands beside the shipped ones."""
+        spec = self.root / "pipelines" / f"{name}.yaml"
+        spec.write_text(text)
+        folder = self.root / "generated" / name
+        for path, content in render_pipeline(plan_pipeline(str(spec)), ()).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(content)
+        return folder
+
+    def layer(self, name: str, text: str) -> type[Layer]:
+        """The layer class of a spec; the same name must always come with the same text."""
+        if name not in self._layers:
+            self._layers[name] = load_layer(self.folder(name, text))
+        return self._layers[name]
+
+    def tp(self, tp: int = 4, *, mode: str = "", ds_mla: bool = False) -> type[Layer]:
+        """dsa_tp in small, whole contexts; with `mode` every step runs in that one."""
+        name = "_".join(["tp", str(tp), *(["ds"] if ds_mla else []), *([mode] if mode else [])])
+        text = f"parallel: {{tp: {tp}}}\n" + (_DS_MLA + _DS_MLA_QUERY if ds_mla else "")
+        return self.layer(name, _spec("dsa_tp", name, text, mode))
+
+    def dcp(
+        self, ranks: int = 2, interleave: int = 1, *, mode: str = "", ds_mla: bool = False
+    ) -> type[Layer]:
+        """dsa_dcp in small, contexts sharded; with `mode` every step runs in that one."""
+        parts = ["dcp", str(ranks), f"i{interleave}"]
+        name = "_".join([*parts, *(["ds"] if ds_mla else []), *([mode] if mode else [])])
+        text = f"parallel: {{tp: {ranks}, dcp: {ranks}, interleave: {interleave}}}\n"
+        text += _DS_MLA + _DS_MLA_MAIL if ds_mla else ""
+        return self.layer(name, _spec("dsa_dcp", name, text, mode))
+
+
+def _spec(base: str, name: str, text: str, mode: str) -> str:
+    table = _always(mode) if base == "dsa_tp" else _always(mode).replace("fork_split", mode)
+    return f"extends: {base}.yaml\nname: {name}\ngeometry: small\n{text}{table}"
+
+
+def _always(mode: str) -> str:
+    """An overlap table that runs everything in one mode.
+
+    Without context parallelism more than 32 rows use the split query, whose norm comes first.
+    """
+    if not mode:
+        return ""
+    q1 = f'q1: {{"1-32": {mode}, "33-64": fork_split}}'
+    q4 = f'q4: {{"4-32": {mode}, "33-64": fork_split}}'
+    return _TABLE.format(q1=q1, q4=q4)
