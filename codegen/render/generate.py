@@ -32,6 +32,7 @@ class Prepared:
     spec: str
     plan: PipelinePlan
     changes: Changes
+    same_but_tool: bool  # every byte is right; only the manifest's version of kpipe is older
 
 
 def prepare(
@@ -58,7 +59,10 @@ def prepare(
     manifest = _manifest(spec, plan, config, own, files)
     new = {**files, FILE_NAME: render_manifest(manifest)}
     state = read_state(output, folder, {*new, *(old.files if old else ())})
-    return Prepared(spec, plan, compare(state, new, old))
+    changes = compare(state, new, old)
+    retooled = old is not None and old._replace(tool=manifest.tool, kpipe=manifest.kpipe)
+    only_manifest = all(change.path == FILE_NAME for change in changes.drift)
+    return Prepared(spec, plan, changes, only_manifest and retooled == manifest)
 
 
 def _manifest(

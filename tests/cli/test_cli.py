@@ -295,3 +295,23 @@ def test_codegen_never_imports_torch_or_the_runtime() -> None:
             names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
             for name in names:
                 assert name.split(".")[0] != "torch" and not name.startswith("kpipe.runtime"), path
+
+
+def test_a_newer_kpipe_with_the_same_output_is_not_drift(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(*words: str) -> Result:
+        return run("generate", "base.yaml", *words)
+
+    assert generate().exit_code == 0
+    manifest = next(project.glob("generated/*/manifest.json"))
+    older = re.sub(r'"tool": "[0-9a-f]+"', f'"tool": "{"0" * 64}"', manifest.read_text())
+    assert older != manifest.read_text()
+    manifest.write_text(older)
+    checked = generate("--check")
+    assert (checked.exit_code, checked.stdout.split()[-1]) == (0, "unchanged")
+    assert manifest.read_text() == older
+    assert generate().exit_code == 0 and manifest.read_text() != older
+    manifest.write_text(older)
+    (manifest.parent / "layer.py").unlink()
+    assert generate("--check").exit_code == 3

@@ -1,0 +1,63 @@
+"""How long the proof of one schedule takes, in milliseconds.
+
+    python bench/proof_speed.py [--runs 5]
+
+For 60, 480 and 4,000 launches of a decode-like schedule, eager and captured: edges and closure,
+the search for conflicts, and both, as the fastest of `runs`.  The last column has a kernel in
+each layer that never waits, so that races are found and judged.  Goal: 4,000 launches under 1 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "proof"))
+
+from proof_decode import decode  # noqa: E402
+
+from kpipe.codegen.proof.order import Order  # noqa: E402
+from kpipe.codegen.proof.races import check, scan  # noqa: E402
+
+SIZES = (60, 480, 4000)
+GOAL_MS = 1000.0  # for the largest size
+
+
+def fastest(runs: int, work: Callable[[], object]) -> float:
+    """The shortest wall time of `runs` calls, in milliseconds."""
+    times = []
+    for _ in range(runs):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return 1000 * min(times)
+
+
+def main() -> int:
+    """Prints the table; 1 if the largest schedule misses the goal."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    runs = parser.parse_args().runs
+    print(f"{'launches':>8} {'mode':>9} {'order':>9} {'conflicts':>9} {'check':>9} {'racy':>9}")
+    worst = 0.0
+    for size in SIZES:
+        for captured in (False, True):
+            safe, racy = decode(size, captured), decode(size, captured, waits=False)
+            order = Order(safe)
+            parts = (
+                fastest(runs, lambda given=safe: Order(given)),
+                fastest(runs, lambda given=order: scan(given)),
+                fastest(runs, lambda given=safe: check(given)),
+                fastest(1, lambda given=racy: check(given)),
+            )
+            mode = "captured" if captured else "eager"
+            print(f"{len(safe.launches):>8} {mode:>9}", *(f"{part:>9.2f}" for part in parts))
+            worst = max(worst, parts[2])
+    return int(worst > GOAL_MS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The proof: happens-before over launches, from a program of kernels, streams and events."""

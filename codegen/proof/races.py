@@ -1,0 +1,215 @@
+"""Races: conflicting accesses of which the earlier one is not over when the later one may begin.
+
+A pair in host order is safe iff the end of the first (X for a read, E for a write) precedes the
+begin of the second (S in front of a wait or without one, W behind it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kpipe.codegen.proof.instants import PER_LAUNCH, begin, end, known, number
+from kpipe.codegen.proof.order import Order
+from kpipe.codegen.proof.program import Access, Program
+
+Kind = Literal["RAW", "WAR", "WAW"]
+Verdict = Literal["assumed", "racy"]
+Assumption = Literal["", "m1", "m3", "m1 or m3", "fence"]
+
+# (launch position, position among the launch's accesses)
+Site = tuple[int, int]
+# (first launch, its access, second launch, its access)
+Pair = tuple[int, int, int, int]
+
+_M1 = frozenset({"m1"})
+_M3 = frozenset({"m3"})
+
+
+@dataclass(frozen=True, order=True)
+class Race:
+    """A conflicting pair that the documents do not order.
+
+    `verdict` is "racy", or "assumed" if the pair is safe under `assumption`, a reading that was
+    measured and that no document promises.  A safe pair makes no Race.
+    """
+
+    first: Site
+    second: Site
+    buffer: str
+    kind: Kind
+    verdict: Verdict
+    assumption: Assumption
+
+
+@dataclass
+class _History:
+    """The accesses of one buffer so far: their ends as bit sets, and who they are."""
+
+    writes: int = 0
+    reads: int = 0
+    sites: dict[int, list[tuple[int, Access]]] = field(default_factory=dict)
+
+
+@dataclass
+class Scan:
+    """Unordered conflicting pairs, and how much work it took to find them.
+
+    `looked`: accesses compared with their buffer's history, one bit set operation each.
+    `compared`: pairs whose regions were compared, which are only pairs that are unordered.
+    """
+
+    pairs: list[Pair] = field(default_factory=list)
+    looked: int = 0
+    compared: int = 0
+
+
+def scan(order: Order, assumptions: frozenset[str] = frozenset()) -> Scan:
+    """Every unordered conflicting pair, older ones included, in one pass over the accesses.
+
+    The ends of a buffer's accesses form a bit set, so one subtraction leaves those that do not
+    precede a new access; all the pairs that are in order are never visited.
+    """
+    found = Scan()
+    histories: dict[str, _History] = {}
+    for position, launch in enumerate(order.launches):
+        node = launch.node
+        for site, access in enumerate(node.accesses):
+            history = histories.get(access.buffer)
+            if history is None:
+                continue
+            found.looked += 1
+            ends = history.writes | history.reads if access.write else history.writes
+            started = order.before[number(position, node, begin(node, access))]
+            late = ends ^ (ends & started)
+            if late:
+                for first in _late(order, history, late, access, assumptions, found):
+                    found.pairs.append((*first, position, site))
+        for site, access in enumerate(node.accesses):  # no access conflicts with its own launch
+            _remember(order, histories, position, site, access, assumptions)
+    found.pairs.sort()
+    return found
+
+
+def _late(
+    order: Order,
+    history: _History,
+    late: int,
+    access: Access,
+    assumptions: frozenset[str],
+    found: Scan,
+) -> Iterator[Site]:
+    while late:
+        instant = (late & -late).bit_length() - 1
+        late &= late - 1
+        position = instant // PER_LAUNCH
+        node = order.launches[position].node
+        for site, earlier in history.sites[position]:
+            if number(position, node, end(earlier, assumptions)) != instant:
+                continue
+            found.compared += 1
+            if earlier.conflicts(access):
+                yield position, site
+
+
+def _remember(
+    order: Order,
+    histories: dict[str, _History],
+    position: int,
+    site: int,
+    access: Access,
+    assumptions: frozenset[str],
+) -> None:
+    history = histories.setdefault(access.buffer, _History())
+    node = order.launches[position].node
+    bit = 1 << number(position, node, end(access, assumptions))
+    if access.write:
+        history.writes |= bit
+    else:
+        history.reads |= bit
+    history.sites.setdefault(position, []).append((site, access))
+
+
+def racy_pairs(program: Program, assumptions: frozenset[str] = frozenset()) -> frozenset[Pair]:
+    """Every conflicting pair that `program` leaves unordered, launches in host order.
+
+    Without assumptions this is what the documents promise.  Raises ValueError for unknown ones.
+    """
+    return frozenset(scan(Order(program, known(assumptions)), assumptions).pairs)
+
+
+def compare_all(program: Program, assumptions: frozenset[str] = frozenset()) -> frozenset[Pair]:
+    """The same set as `racy_pairs`, by asking about each pair of accesses: quadratic."""
+    order = Order(program, known(assumptions))
+    accesses = [
+        (position, site, launch.node, access)
+        for position, launch in enumerate(order.launches)
+        for site, access in enumerate(launch.node.accesses)
+    ]
+    return frozenset(
+        (first, first_site, second, second_site)
+        for first, first_site, _, earlier in accesses
+        for second, second_site, node, later in accesses
+        if first < second
+        and earlier.conflicts(later)
+        and not order.ordered((first, end(earlier, assumptions)), (second, begin(node, later)))
+    )
+
+
+def check(program: Program) -> tuple[Race, ...]:
+    """Every pair that the documents do not order, sorted, with what would make it safe."""
+    order = Order(program)
+    pairs = scan(order).pairs
+    if not pairs:
+        return ()
+    measured = Order(program, _M1)
+    return tuple(sorted(_race(pair, order, measured) for pair in pairs))
+
+
+def _race(pair: Pair, order: Order, measured: Order) -> Race:
+    first, first_site, second, second_site = pair
+    node = order.launches[second].node
+    earlier = order.launches[first].node.accesses[first_site]
+    later = node.accesses[second_site]
+    started = (second, begin(node, later))
+    under_m1 = measured.ordered((first, end(earlier)), started)
+    under_m3 = order.ordered((first, end(earlier, _M3)), started)
+    assumption: Assumption = ""
+    if under_m1 and under_m3:
+        assumption = "m1 or m3"
+    elif under_m1:
+        assumption = "m1"
+    elif under_m3:
+        assumption = "m3"
+    # Both together add nothing: a chain from the exit of the first that uses m1 starts at a
+    # programmatic dependent or at the completion, and m1 puts the completion on it as well.
+    verdict: Verdict = "assumed" if assumption else "racy"
+    sites = (first, first_site), (second, second_site)
+    return Race(*sites, later.buffer, _kind(earlier, later), verdict, assumption)
+
+
+def _kind(earlier: Access, later: Access) -> Kind:
+    if not earlier.write:
+        return "WAR"
+    return "WAW" if later.write else "RAW"
+
+
+def unfenced(program: Program) -> tuple[Race, ...]:
+    """Reads after writes that are ordered in time, but only through a trigger that stands behind
+    a wait without a release fence: measured to be fresh, promised only with the fence.
+
+    Sorted; verdict "assumed", assumption "fence".  Disjoint from `check`.
+    """
+    order = Order(program, fences=True)
+    in_time = racy_pairs(program)
+    races = []
+    for first, first_site, second, second_site in scan(order).pairs:
+        pair = (first, first_site, second, second_site)
+        earlier = order.launches[first].node.accesses[first_site]
+        later = order.launches[second].node.accesses[second_site]
+        if pair in in_time or _kind(earlier, later) != "RAW":
+            continue
+        sites = (first, first_site), (second, second_site)
+        races.append(Race(*sites, later.buffer, "RAW", "assumed", "fence"))
+    return tuple(sorted(races))
