@@ -232,7 +232,8 @@ def verify(arguments: tuple[str, ...]) -> int:
     import subprocess
 
     # Its own process: the generator never loads the runtime, nor torch.
-    command = [sys.executable, "-m", "kpipe.runtime.verify", *arguments]
+    quiet = "ignore:Failed to initialize NumPy"  # torch says so on import; nothing uses NumPy
+    command = [sys.executable, "-W", quiet, "-m", "kpipe.runtime.verify", *arguments]
     return subprocess.run(command, check=False).returncode
 
 

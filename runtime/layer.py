@@ -6,8 +6,8 @@ straight-line method per distinct launch list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -55,17 +55,18 @@ class Scratch:
         self.device = torch.device(device)
         self.buffers: dict[str, Tensor] = {}
 
-    def buffer(self, name: str, spec: BufferSpec, rows_cap: int) -> Tensor:
-        """The buffer of that name, allocated on first use.
+    def buffer(self, name: str, spec: BufferSpec, rows_cap: int, layer: int = 0) -> Tensor:
+        """The buffer of that name, allocated on first use; scope `layer` gives each its own.
 
         Raises LayerError where another layer has declared it differently.
         """
         shape = tuple(rows_cap if axis == "rows" else axis for axis in spec.shape)
-        known = self.buffers.get(name)
+        key = f"{name}@{layer}" if spec.scope == "layer" else name
+        known = self.buffers.get(key)
         if known is None:
             make = torch.zeros if spec.zeroed else torch.empty
             known = make(shape, dtype=DTYPES[spec.dtype], device=self.device)
-            self.buffers[name] = known
+            self.buffers[key] = known
         if tuple(known.shape) != shape or known.dtype != DTYPES[spec.dtype]:
             raise LayerError(
                 f"buffer {name}: shared as {tuple(known.shape)} {known.dtype}, this layer declares "
@@ -123,11 +124,8 @@ class Layer:
         self._weights = self._checked_weights(weights)
         self._bind_caches(caches)
         self._bind_memory(scratch or Scratch(), layer)
-        self.main = None
-        for stream in self.STREAMS:
+        for stream in ("main", *self.STREAMS):
             setattr(self, stream, HostStream(stream))
-        self.main = HostStream("main")
-        self._entered: list[str] = []
         self._stop_after = ""
         for op in self.OPS:
             setattr(self, op.name, ReferenceOp(op, self._bound(op), self._enter))
@@ -148,11 +146,11 @@ class Layer:
         self._remaining = self._sequence(method, padded) if stop_after else []
         try:
             getattr(self, method)(padded, self._views)
-            self._finish()
         except StopRun:
             pass
         finally:
             self._stop_after = ""
+        self.comm.stage = ""
         if padded is not step:
             step.out.copy_(padded.out[: step.rows])
         return method
@@ -167,11 +165,9 @@ class Layer:
                 setattr(views, column, view.narrow(-1, offset, width))
         return views
 
-    @contextmanager
-    def on(self, stream: HostStream) -> Iterator[None]:
-        """Launches inside the block go to that stream."""
-        with nullcontext(stream):
-            yield
+    def on(self, stream: HostStream) -> AbstractContextManager[object]:
+        """Launches inside the block go to that stream; on the CPU everything is in host order."""
+        return nullcontext(stream)
 
     # -- preparation ---------------------------------------------------------------------------
 
@@ -235,7 +231,7 @@ class Layer:
 
     def _bind_memory(self, scratch: Scratch, layer: int) -> None:
         self.buffers = {
-            name: scratch.buffer(name, spec, self.ROWS_CAP)
+            name: scratch.buffer(name, spec, self.ROWS_CAP, layer)
             for name, spec in self.MEMORY.buffers.items()
         }
         self._mailboxes = {
@@ -319,9 +315,6 @@ class Layer:
                 raise StopRun
             self._remaining.pop(0)
         self.comm.stage = op.name
-
-    def _finish(self) -> None:
-        self.comm.stage = ""
 
 
 def _recorder(stages: list[str], stage: str) -> Callable[..., None]:

@@ -99,7 +99,7 @@ TRTLLM_GEN = Contract(
     reference="sparse_core:sparse_decode",
     release=Release.LIBRARY,
     limits=Limits(
-        archs=("sm_100a", "sm_103a"),
+        archs=("sm_100a",),
         cache_formats=("fp8_tensor",),
         heads=((1, 64), (128, 128)),
         head_pad=(128,),
@@ -123,7 +123,7 @@ PRIMS_TS = Contract(
     reference="sparse_core:sparse_decode",
     release=Release.LIBRARY,
     limits=Limits(
-        archs=("sm_100a", "sm_103a"),
+        archs=("sm_100a",),
         cache_formats=("fp8_tensor", "nvfp4_ds_mla"),
         heads=((1, 64), (128, 128)),
         head_pad=(128,),
@@ -164,7 +164,7 @@ TOKENSPEED_SPARSE = Contract(
     constants=_CONSTANTS,
     reference="sparse_core:sparse_decode",
     release=Release.LIBRARY,
-    limits=Limits(archs=("sm_100a", "sm_103a"), cache_formats=("fp8_tensor",), heads=((1, 128),)),
+    limits=Limits(archs=("sm_100a",), cache_formats=("fp8_tensor",), heads=((1, 128),)),
     lse_base="2",
     empty_row="undefined",
 )

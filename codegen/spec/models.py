@@ -52,7 +52,13 @@ Table = Annotated[
 class Model(BaseModel):
     """Base of every model: immutable, unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        protected_namespaces=(),
+        defer_build=True,  # only the outermost model is asked to validate
+    )
 
 
 class Parallel(Model):

@@ -371,3 +371,13 @@ def test_two_declarations_of_one_buffer_clash(layers: LayerFactory) -> None:
     )
     with pytest.raises(LayerError, match=r"^buffer valid: shared as \(64,\) torch.int32, this"):
         scratch.buffer("valid", BufferSpec(("rows",), "i64"), 64)
+
+
+def test_scope_layer_gives_each_layer_its_own_buffer() -> None:
+    scratch = Scratch()
+    own = BufferSpec(("rows", 4), "fp32", scope="layer", zeroed=True)
+    shared = BufferSpec(("rows", 4), "fp32")
+    first, second = (scratch.buffer("own", own, 8, layer) for layer in (0, 1))
+    assert first.data_ptr() != second.data_ptr() and not first.any()
+    pair = [scratch.buffer("shared", shared, 8, layer).data_ptr() for layer in (0, 1)]
+    assert pair[0] == pair[1]

@@ -1,0 +1,1 @@
+"""An explicit-state explorer of schedules: the independent oracle of the happens-before checker."""
