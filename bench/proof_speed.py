@@ -1,6 +1,6 @@
 """How long the proof of one schedule takes, in milliseconds.
 
-    python bench/proof_speed.py [--runs 5]
+    python bench/proof_speed.py [--runs 5] [--out FILE]
 
 For 60, 480 and 4,000 launches of a decode-like schedule, eager and captured: edges and closure,
 the search for conflicts, and both, as the fastest of `runs`.  The last column has a kernel in
@@ -10,6 +10,8 @@ each layer that never waits, so that races are found and judged.  Goal: 4,000 la
 from __future__ import annotations
 
 import argparse
+import json
+import platform
 import sys
 import time
 from collections.abc import Callable
@@ -40,7 +42,10 @@ def main() -> int:
     """Prints the table; 1 if the largest schedule misses the goal."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
-    runs = parser.parse_args().runs
+    parser.add_argument("--out", type=Path, help="JSON file of the raw numbers")
+    options = parser.parse_args()
+    runs = options.runs
+    results = []
     print(f"{'launches':>8} {'mode':>9} {'order':>9} {'conflicts':>9} {'check':>9} {'racy':>9}")
     worst = 0.0
     for size in SIZES:
@@ -55,7 +60,20 @@ def main() -> int:
             )
             mode = "captured" if captured else "eager"
             print(f"{len(safe.launches):>8} {mode:>9}", *(f"{part:>9.2f}" for part in parts))
+            names = ("order_ms", "conflicts_ms", "check_ms", "racy_check_ms")
+            times = {name: round(part, 4) for name, part in zip(names, parts, strict=True)}
+            results.append({"launches": len(safe.launches), "mode": mode, **times})
             worst = max(worst, parts[2])
+    if options.out:
+        raw = {
+            "schema": "kpipe.bench.proof_speed/1",
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "runs": runs,
+            "goal_ms": GOAL_MS,
+            "results": results,
+        }
+        options.out.write_text(json.dumps(raw, indent=2) + "\n")
     return int(worst > GOAL_MS)
 
 

@@ -191,6 +191,35 @@ def plan(
 
 
 @main.command()
+@click.argument("first")
+@click.argument("second")
+@click.argument("spec", type=click.Path())
+@click.option("--rows", type=int, metavar="N", help="Steps of this row count.")
+@click.option("--q", "q", type=int, metavar="N", help="Steps of this query length.")
+@click.option("--arch", metavar="A", help="Steps on this architecture, e.g. sm_90a.")
+@click.option("--captured", is_flag=True, help="Answer for a captured graph only.")
+@common_options
+def why(
+    first: str,
+    second: str,
+    spec: str,
+    rows: int | None,
+    q: int | None,
+    arch: str | None,
+    captured: bool,
+    color: str,
+) -> int:
+    """Show what orders op FIRST before op SECOND, or what is missing.
+
+    Both in one layer; where SECOND is issued ahead of FIRST it is that of the next layer. Exit 1
+    where they are not ordered.
+    """
+    from kpipe.codegen.commands.why import run
+
+    return run(first, second, spec, rows, q, arch, captured, color)
+
+
+@main.command()
 @click.argument("code")
 @common_options
 def explain(code: str, color: str) -> int:

@@ -61,7 +61,8 @@ class Diagnostic:
     """One finding. Sorts by (path, line, column, code); findings without a place come first.
 
     `message` is one sentence without a full stop, `allowed` the values that would have been
-    accepted, `help` the repair, `related` other places with their role ("first", "opened here").
+    accepted, `help` the repair, `related` other places with their role ("first", "opened here"),
+    `story` lines that show how it comes about, step by step.
     """
 
     code: str
@@ -71,6 +72,7 @@ class Diagnostic:
     allowed: tuple[str, ...] = ()
     help: str = ""
     related: tuple[tuple[str, Span], ...] = ()
+    story: tuple[str, ...] = ()
 
     @property
     def sort_key(self) -> tuple[str, int, int, str, str]:
@@ -231,6 +233,7 @@ def _footer(diagnostic: Diagnostic) -> list[str]:
         lines.append(f"   = help: {printable(diagnostic.help)}")
     for role, span in diagnostic.related:
         lines.append(f"   = note: {printable(role)}: {printable(span.place)}")
+    lines += [f"   | {printable(line)}".rstrip() for line in diagnostic.story]
     lines.append(f"   = explain: kpipe explain {diagnostic.code}")
     return lines
 
@@ -326,4 +329,5 @@ def _as_dict(diagnostic: Diagnostic) -> dict[str, object]:
         "related": [
             {"role": role, "span": _span_dict(place)} for role, place in diagnostic.related
         ],
+        "story": list(diagnostic.story),
     }

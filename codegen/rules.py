@@ -181,6 +181,76 @@ _RULES = (
         "Correct the declaration, or bind another buffer with `with`.",
     ),
     Rule(
+        "KP210",
+        "index of another space",
+        "A token's position in its request, its position within one rank's share and its physical "
+        "cache row are three numbers of one type. Taken for one another they read other tokens, "
+        "and often existing ones.",
+        "with: {selected: local_ids}   # the core expects physical cache rows",
+        "Put the op between the two that the finding names, or bind the tensor that counts what "
+        "the reader expects.",
+    ),
+    Rule(
+        "KP211",
+        "tensor of another placement",
+        "A tensor can be the same on every rank, hold one rank's heads or share of the context, or "
+        "be one rank's part of a sum. A part that is used as the whole gives plausible numbers.",
+        "value: {ops: [mla_value], with: {gate: q_a}}   # q_a is replicated, the gate is not",
+        "Put the op between the two that gathers or merges, or bind the right tensor.",
+    ),
+    Rule(
+        "KP213",
+        "LSE of another base",
+        "Cores write the log sum of exponentials to base 2 or to base e; between the two lies a "
+        "factor of 1.44. A merge is told one base for the whole plan, so that the cores that feed "
+        "it must agree.",
+        'variants: {core: {sm_100a: {"1-64": [prims_ts, sparse_push]}}}   # base e and base 2',
+        "Choose cores of one base.",
+    ),
+    Rule(
+        "KP214",
+        "row without keys left undefined",
+        "A rank may hold none of a row's keys. Unless such a row is 0 with LSE -inf, or somebody "
+        "who knows the count clears it, the merge gives weight to what happens to stand there.",
+        "partial_mail written by a core whose rows without keys are undefined",
+        "Choose a core that clears such rows, or let dcp_value push them: it clears by the count.",
+    ),
+    Rule(
+        "KP215",
+        "list of another format",
+        "Lists of keys are shorter than their width in one of two ways: a compact prefix with its "
+        "length, or -1 wherever a key is not this rank's. A core that counts on the prefix would "
+        "read -1 as a cache row.",
+        "selected written with holes, read by trtllm_gen",
+        "Let an op compact the list, or choose a core that skips -1 anywhere.",
+    ),
+    Rule(
+        "KP301",
+        "read before the write is over",
+        "An op reads memory that another op, of this layer, of a neighbouring layer or of the next "
+        "step, may still be writing: no chain of stream order, joins and waits leads from the end "
+        "of the write to the beginning of the read, eagerly or captured into a graph.",
+        "fork: {main: [packed_gemm, fork side, query_norm, core, join side], side: [mla_query]}",
+        "Join the writer's stream ahead of the reader, or put both on one stream.",
+    ),
+    Rule(
+        "KP302",
+        "rewritten before it has been read",
+        "Scratch is shared by all layers of a kind. An op rewrites it while an earlier op, often "
+        "of the layer before, may still be reading: the classic hazard of a side stream that is "
+        "joined too late, or of a neighbour that never waits.",
+        "environment: {between_layers: silent}",
+        "Join the reader's stream ahead of the writer, or declare what runs between the layers.",
+    ),
+    Rule(
+        "KP303",
+        "two writes without an order",
+        "Two ops write the same memory and nothing says which comes first, so what stays there is "
+        "chance.",
+        "environment: {between_layers: silent}",
+        "Order the two ops, or give one of them a buffer of its own.",
+    ),
+    Rule(
         "KP306",
         "stream is never joined",
         "Work left in flight on a side stream outlives the layer: capture into a graph fails, and "
@@ -197,6 +267,15 @@ _RULES = (
         "Order publish, poll and read as the finding says.",
     ),
     Rule(
+        "KP702",
+        "mailbox reused too early",
+        "A rank that is ahead publishes a layer's words into the copy whose earlier words a slower "
+        "rank has not taken yet. Parities give slack, and so does every exchange in between that "
+        "all ranks must pass; the explorer tries every skew and prints the shortest way there.",
+        "q_mail: {shape: [...], dtype: fp8, sentinel: 0xFFFFFFFF, parities: 1, ...}",
+        "Raise `parities`, or end the layer with an exchange that every rank waits for.",
+    ),
+    Rule(
         "KP703",
         "sentinel can be data",
         'The data is its own ready flag: a word equal to the sentinel means "not there yet". If '
@@ -211,6 +290,22 @@ _RULES = (
         "otherwise the next round reads this round's words as new.",
         "lse_mail: {rearmed_by: o_reduce}   # dcp_value stores the sentinel",
         "Name the op that re-arms it, or use the op that does.",
+    ),
+    Rule(
+        "KP705",
+        "mailbox used before it is armed",
+        "A rank publishes while a peer still fills its mailbox with the sentinel; the fill erases "
+        "the words, and the peer waits for ever.",
+        "a first step that starts without a barrier over the ranks",
+        "Fill every mailbox and synchronise all ranks before the first step.",
+    ),
+    Rule(
+        "KP706",
+        "ranks wait for each other",
+        "Every rank polls words that some other rank publishes only later in its own order: none "
+        "can go on.",
+        "wait: {main: [query_wait, mla_query, core]}",
+        "Put the op that publishes ahead of the one that polls.",
     ),
     Rule(
         "KP801",

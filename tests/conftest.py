@@ -1,7 +1,13 @@
-"""Shared by every test: one torch thread, so that parallel workers do not fight for cores."""
+"""Shared by every test: one torch thread, so that parallel workers do not fight for cores, and
+property tests that do not judge by the clock of a busy machine."""
 
 from __future__ import annotations
 
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+settings.register_profile(
+    "kpipe", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("kpipe")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from kpipe.codegen.plan.api import plan_pipeline
+from kpipe.codegen.proof.api import prove_pipeline
 from kpipe.codegen.render.api import render_pipeline
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.trial import load_layer
@@ -58,7 +58,7 @@ class LayerFactory:
         spec = self.root / "pipelines" / f"{name}.yaml"
         spec.write_text(text)
         folder = self.root / "generated" / name
-        for path, content in render_pipeline(plan_pipeline(str(spec)), ()).items():
+        for path, content in render_pipeline(prove_pipeline(str(spec)), ()).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(content)
         return folder

@@ -9,6 +9,8 @@ from pathlib import Path
 import kpipe.codegen.plan.api as plan_api
 from kpipe.codegen.diagnostics import Diagnostic, SpecError
 from kpipe.codegen.plan.model import PipelinePlan
+from kpipe.codegen.proof.api import prove_pipeline
+from kpipe.codegen.proof.prove import ProvedPlan
 from kpipe.codegen.render.api import render_pipeline
 
 SHIPPED = Path(plan_api.__file__).resolve().parents[2] / "pipelines"
@@ -41,7 +43,7 @@ def edit(root: Path, file: str, old: str, new: str) -> None:
 
 def plan_of(root: Path, name: str = "dsa_tp") -> PipelinePlan:
     """The plan of a spec of the project."""
-    return plan_api.plan_pipeline(str(root / "pipelines" / f"{name}.yaml"))
+    return prove_pipeline(str(root / "pipelines" / f"{name}.yaml")).pipeline
 
 
 def plan_edited(root: Path, name: str, *edits: tuple[str, str]) -> PipelinePlan:
@@ -53,7 +55,7 @@ def plan_edited(root: Path, name: str, *edits: tuple[str, str]) -> PipelinePlan:
 def findings_of(path: str, texts: dict[str, str] | None = None) -> tuple[Diagnostic, ...]:
     """What is wrong with a spec; empty where it plans."""
     try:
-        plan_api.plan_pipeline(path, texts)
+        prove_pipeline(path, texts)
     except SpecError as error:
         return error.diagnostics
     return ()
@@ -67,4 +69,4 @@ def findings_edited(root: Path, name: str, *edits: tuple[str, str]) -> tuple[Dia
 
 def render(plan: PipelinePlan) -> dict[str, str]:
     """Every generated file of a plan."""
-    return render_pipeline(plan, ())
+    return render_pipeline(ProvedPlan(plan, (), ()), ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 
 import click
@@ -20,6 +21,7 @@ from kpipe.codegen.plan.api import resolve_spec
 from kpipe.codegen.plan.build import build_plan, refuse_unbuilt
 from kpipe.codegen.plan.model import PipelinePlan
 from kpipe.codegen.plan.report import Report
+from kpipe.codegen.proof.prove import ProvedPlan, prove
 from kpipe.codegen.version import __version__
 
 _BETWEEN = {
@@ -42,6 +44,7 @@ class Verdict:
 
 def run(specs: tuple[str, ...], form: str, color: str) -> int:
     """Check specs and print the result; returns the exit code."""
+    started = time.perf_counter()
     paths = expand_specs(specs)
     texts: dict[str, str] = {}
     verdicts = []
@@ -63,7 +66,8 @@ def run(specs: tuple[str, ...], form: str, color: str) -> int:
         for line in _lines(fine):
             click.echo(line)
     plural = "" if len(paths) == 1 else "s"
-    click.echo(f"{len(paths)} pipeline{plural} checked, {count_line(found)}", err=True)
+    took = round(1000 * (time.perf_counter() - started))
+    click.echo(f"{len(paths)} pipeline{plural} checked, {count_line(found)} in {took} ms", err=True)
     return code
 
 
@@ -77,19 +81,21 @@ def check_one(path: str, texts: dict[str, str]) -> Verdict:
                 path, "draft", _count(len(resolved.modes), "mode"), (f"no contract yet: {missing}",)
             )
         refuse_unbuilt(resolved)
-        plan = build_plan(resolved, Report(resolved.source))
+        proved = prove(build_plan(resolved, Report(resolved.source)))
     except SpecError as error:
         return Verdict(path, "findings", found=error.diagnostics)
-    return Verdict(path, "ok", _facts(plan, len(resolved.spec.stages)), _notes(plan))
+    facts = _facts(proved, len(resolved.spec.stages))
+    return Verdict(path, "ok", facts, _notes(proved.pipeline))
 
 
-def _facts(plan: PipelinePlan, stages: int) -> tuple[str, ...]:
+def _facts(proved: ProvedPlan, stages: int) -> tuple[str, ...]:
+    plan = proved.pipeline
     return (
         *_count(stages, "stage"),
         *_count(len(plan.modes), "mode"),
         *_count(len(plan.plans), "step"),
         *_count(len(plan.methods), "launch list"),
-        f"schedule {plan.status}",
+        f"{proved.orders} orders proved",
     )
 
 

@@ -145,7 +145,6 @@ def _talk(drifted: list[Prepared]) -> None:
     for item in drifted:
         for mode, other, reason in item.plan.fallbacks:
             click.echo(f"{item.spec}: {mode} -> {other}: {reason}", err=True)
-        click.echo(f"{item.spec}: schedule {item.plan.status}", err=True)
 
 
 def _diff(changes: Changes) -> str:

@@ -6,14 +6,14 @@ import click
 
 from kpipe.codegen.commands.common import exit_code, show_findings
 from kpipe.codegen.diagnostics import SpecError
-from kpipe.codegen.plan.api import plan_pipeline
+from kpipe.codegen.proof.api import prove_pipeline
 
 
 def run(spec: str, rows: int | None, q: int | None, arch: str | None, form: str, color: str) -> int:
     """Print the plan; returns the exit code."""
     texts: dict[str, str] = {}
     try:
-        plan = plan_pipeline(spec, texts)
+        plan = prove_pipeline(spec, texts).pipeline
         if form == "json":
             from kpipe.codegen.plan.describe_json import describe_json as describe
         else:

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
+
+from .types import OperandType
 
 
 class Kind(Enum):
@@ -95,7 +98,7 @@ class Operand:
 
     `shape` is a tuple of shape expressions over geometry dimensions, `rows`, `requests` and
     `rows_cap`.  An operand with `when` exists only where that flag is set (`!flag`: unset) and
-    is passed by keyword.
+    is passed by keyword.  Without `type` nothing is known of its meaning, and nothing checked.
     """
 
     name: str
@@ -105,6 +108,7 @@ class Operand:
     dtype: str
     phase: Phase = Phase.BODY
     when: str = ""
+    type: OperandType | None = None
 
     @property
     def passed(self) -> bool:
@@ -199,21 +203,41 @@ class Contract:
             and (operand.phase is Phase.PROLOGUE or not self.waits)
         )
 
+    @cached_property
+    def typed_reads(self) -> tuple[Operand, ...]:
+        """Operands that it loads and whose meaning it states."""
+        return tuple(o for o in self.operands if o.type is not None and o.access.reads)
+
+    @cached_property
+    def typed_writes(self) -> tuple[Operand, ...]:
+        """Operands that it stores and whose meaning it states."""
+        return tuple(o for o in self.operands if o.type is not None and o.access.writes)
+
     @property
     def polls(self) -> tuple[Operand, ...]:
         """Operands on which it spins until a peer has written."""
         return tuple(operand for operand in self.operands if operand.access.polls)
 
 
-def reads(name: str, shape: str, dtype: str, *, early: bool = False, when: str = "") -> Operand:
+def reads(
+    name: str,
+    shape: str,
+    dtype: str,
+    *,
+    early: bool = False,
+    when: str = "",
+    type: OperandType | None = None,
+) -> Operand:
     """A buffer or column that the op reads."""
     phase = Phase.PROLOGUE if early else Phase.BODY
-    return Operand(name, Kind.BUFFER, Access.READ, _split(shape), dtype, phase, when)
+    return Operand(name, Kind.BUFFER, Access.READ, _split(shape), dtype, phase, when, type)
 
 
-def writes(name: str, shape: str, dtype: str, *, when: str = "") -> Operand:
+def writes(
+    name: str, shape: str, dtype: str, *, when: str = "", type: OperandType | None = None
+) -> Operand:
     """A buffer that the op writes completely (all rows, all elements)."""
-    return Operand(name, Kind.BUFFER, Access.WRITE, _split(shape), dtype, when=when)
+    return Operand(name, Kind.BUFFER, Access.WRITE, _split(shape), dtype, when=when, type=type)
 
 
 def weight(name: str, shape: str, dtype: str = "bf16") -> Operand:
@@ -221,10 +245,18 @@ def weight(name: str, shape: str, dtype: str = "bf16") -> Operand:
     return Operand(name, Kind.WEIGHT, Access.READ, _split(shape), dtype, Phase.PROLOGUE)
 
 
-def step(name: str, shape: str, dtype: str, *, write: bool = False, when: str = "") -> Operand:
+def step(
+    name: str,
+    shape: str,
+    dtype: str,
+    *,
+    write: bool = False,
+    when: str = "",
+    type: OperandType | None = None,
+) -> Operand:
     """A tensor that the engine hands in for every step."""
     access = Access.WRITE if write else Access.READ
-    return Operand(name, Kind.STEP, access, _split(shape), dtype, when=when)
+    return Operand(name, Kind.STEP, access, _split(shape), dtype, when=when, type=type)
 
 
 def cache(name: str, access: Access, *, early: bool = False) -> Operand:
@@ -233,9 +265,17 @@ def cache(name: str, access: Access, *, early: bool = False) -> Operand:
     return Operand(name, Kind.CACHE, access, (), "u8", phase)
 
 
-def mailbox(name: str, access: Access, shape: str, dtype: str, *, when: str = "") -> Operand:
+def mailbox(
+    name: str,
+    access: Access,
+    shape: str,
+    dtype: str,
+    *,
+    when: str = "",
+    type: OperandType | None = None,
+) -> Operand:
     """Memory that peers write and this rank polls; the shape is that of one parity."""
-    return Operand(name, Kind.BUFFER, access, _split(shape), dtype, when=when)
+    return Operand(name, Kind.BUFFER, access, _split(shape), dtype, when=when, type=type)
 
 
 def _split(shape: str) -> tuple[str, ...]:

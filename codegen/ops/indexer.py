@@ -17,27 +17,31 @@ from .contract import (
     weight,
     writes,
 )
+from .types import BY_POSITION, COUNTS, GLOBAL_IDS, LENGTHS, REPLICATED, ROW_LIST, SLOTS
 
 _TIE = Option(
     "tie", ("low_id", "high_id"), doc="which of several equal scores at the k-th place is kept"
 )
 
 _KEY_OPERANDS = (
-    reads("wk", "rows, index_dim", "bf16"),
-    reads("wv", "rows, index_heads", "bf16"),
-    step("index_slots", "rows", "i64"),
+    reads("wk", "rows, index_dim", "bf16", type=REPLICATED),
+    reads("wv", "rows, index_heads", "bf16", type=REPLICATED),
+    step("index_slots", "rows", "i64", type=SLOTS),
     weight("index_k_norm", "index_dim", "fp32"),
     weight("index_k_bias", "index_dim", "fp32"),
     cache("index_kv", Access.INSERT),
-    writes("index_q8", "rows, index_heads, index_dim", "fp8"),
-    writes("index_w", "rows, index_heads", "fp32"),
+    writes("index_q8", "rows, index_heads, index_dim", "fp8", type=REPLICATED),
+    writes("index_w", "rows, index_heads", "fp32", type=REPLICATED),
 )
 
 DSA_INDEX = Contract(
     name="dsa_index",
     doc="Indexer operands: LayerNorm of the key, UE8M0 quantisation of key and query, paged key "
     "insert, head weights with every scale folded in.",
-    operands=(reads("index_q", "rows, index_heads * index_dim", "bf16"), *_KEY_OPERANDS),
+    operands=(
+        reads("index_q", "rows, index_heads * index_dim", "bf16", type=REPLICATED),
+        *_KEY_OPERANDS,
+    ),
     constants=("index_eps", "index_heads", "index_dim", "index_quant"),
     reference="indexer:dsa_index",
     kernel="dsa_index",
@@ -50,8 +54,8 @@ INDEX_FRONT = Contract(
     doc="q_a norm, index query GEMM and dsa_index in one kernel; the index query stays FP32 until "
     "it is quantised. Reads q_c where another op of the mode has written it.",
     operands=(
-        reads("q_a", "rows, q_lora", "bf16", when="!normalized"),
-        reads("q_c", "rows, q_lora", "bf16", when="normalized"),
+        reads("q_a", "rows, q_lora", "bf16", when="!normalized", type=REPLICATED),
+        reads("q_c", "rows, q_lora", "bf16", when="normalized", type=REPLICATED),
         weight("q_norm", "q_lora"),
         weight("index_q_b", "index_heads * index_dim, q_lora"),
         *_KEY_OPERANDS,
@@ -68,12 +72,12 @@ INDEX_SCORES = Contract(
     doc="score_j = k_scale_j * sum_h w_h * relu(q_h . k_j) over the visible keys (this rank's, "
     "where contexts are sharded), FP32; columns past the visible length are left alone.",
     operands=(
-        reads("index_q8", "rows, index_heads, index_dim", "fp8"),
-        reads("index_w", "rows, index_heads", "fp32"),
+        reads("index_q8", "rows, index_heads, index_dim", "fp8", type=REPLICATED),
+        reads("index_w", "rows, index_heads", "fp32", type=REPLICATED),
         cache("index_kv", Access.READ),
-        step("index_table", "requests, index_pages", "i32"),
-        step("lengths", "requests", "i32"),
-        writes("scores", "rows, context", "fp32"),
+        step("index_table", "requests, index_pages", "i32", type=BY_POSITION),
+        step("lengths", "requests", "i32", type=LENGTHS),
+        writes("scores", "rows, context", "fp32", type=BY_POSITION),
     ),
     constants=("shard",),
     reference="indexer:index_scores",
@@ -85,12 +89,12 @@ TOPK_SELECT = Contract(
     name="topk_select",
     doc="Exact top-k of the visible scores, mapped to physical cache rows, -1 behind the last.",
     operands=(
-        reads("scores", "rows, context", "fp32"),
-        step("lengths", "requests", "i32"),
-        step("block_table", "requests, pages", "i32"),
+        reads("scores", "rows, context", "fp32", type=BY_POSITION),
+        step("lengths", "requests", "i32", type=LENGTHS),
+        step("block_table", "requests, pages", "i32", type=BY_POSITION),
         cache("latent_kv", Access.LAYOUT),
-        writes("selected", "rows, top_k", "i32"),
-        writes("valid", "rows", "i32"),
+        writes("selected", "rows, top_k", "i32", type=ROW_LIST),
+        writes("valid", "rows", "i32", type=COUNTS),
     ),
     options=(_TIE,),
     constants=("top_k",),
@@ -98,14 +102,16 @@ TOPK_SELECT = Contract(
     limits=Limits(dcp=False),
 )
 
+_CANDIDATES = "dcp, rows_cap, top_k, 2"
+
 TOPK_LOCAL = Contract(
     name="topk_local",
     doc="This rank's best min(top_k, local visible) keys, published to every rank as pairs of "
     "(score bits, global id); the tail holds (-inf, no id).",
     operands=(
-        reads("scores", "rows, context", "fp32"),
-        step("lengths", "requests", "i32"),
-        mailbox("candidates", Access.PUBLISH, "dcp, rows_cap, top_k, 2", "i32"),
+        reads("scores", "rows, context", "fp32", type=BY_POSITION),
+        step("lengths", "requests", "i32", type=LENGTHS),
+        mailbox("candidates", Access.PUBLISH, _CANDIDATES, "i32", type=GLOBAL_IDS),
     ),
     options=(_TIE,),
     constants=("top_k", "shard"),
@@ -118,12 +124,12 @@ TOPK_MERGE = Contract(
     doc="Exact global top-k of all ranks' candidates, kept to the keys that this rank owns, as "
     "physical rows, compacted valid-first. Re-arms the candidates.",
     operands=(
-        mailbox("candidates", Access.CONSUME, "dcp, rows_cap, top_k, 2", "i32"),
-        step("lengths", "requests", "i32"),
-        step("block_table", "requests, pages", "i32"),
+        mailbox("candidates", Access.CONSUME, _CANDIDATES, "i32", type=GLOBAL_IDS),
+        step("lengths", "requests", "i32", type=LENGTHS),
+        step("block_table", "requests, pages", "i32", type=BY_POSITION),
         cache("latent_kv", Access.LAYOUT),
-        writes("selected", "rows, top_k", "i32"),
-        writes("valid", "rows", "i32"),
+        writes("selected", "rows, top_k", "i32", type=ROW_LIST),
+        writes("valid", "rows", "i32", type=COUNTS),
     ),
     options=(_TIE,),
     constants=("top_k", "shard"),

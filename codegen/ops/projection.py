@@ -16,14 +16,25 @@ from .contract import (
     weight,
     writes,
 )
+from .types import HEADS, PARTIAL, REPLICATED, ColumnTypes
+
+_PROJECTED = ColumnTypes(
+    (
+        ("q_a", REPLICATED),
+        ("kv_a", REPLICATED),
+        ("gate", HEADS),
+        ("wk", REPLICATED),
+        ("wv", REPLICATED),
+    )
+)
 
 PACKED_GEMM = Contract(
     name="packed_gemm",
     doc="One GEMM for all input projections: y = x @ W^T, FP32 accumulation, one cast to BF16.",
     operands=(
-        step("hidden", "rows, hidden", "bf16"),
+        step("hidden", "rows, hidden", "bf16", type=REPLICATED),
         weight("packed", "pitch, hidden"),
-        writes("projected", "rows, pitch", "bf16"),
+        writes("projected", "rows, pitch", "bf16", type=_PROJECTED),
     ),
     reference="projection:packed_gemm",
     release=Release.AFTER_WEIGHTS,
@@ -34,9 +45,9 @@ INDEX_GEMM = Contract(
     name="index_gemm",
     doc="Indexer query: iq = q_c @ Wq_index^T, FP32 accumulation, rounded to BF16.",
     operands=(
-        reads("q_c", "rows, q_lora", "bf16"),
+        reads("q_c", "rows, q_lora", "bf16", type=REPLICATED),
         weight("index_q_b", "index_heads * index_dim, q_lora"),
-        writes("index_q", "rows, index_heads * index_dim", "bf16"),
+        writes("index_q", "rows, index_heads * index_dim", "bf16", type=REPLICATED),
     ),
     reference="projection:index_gemm",
     tile=("tile_n", "split_k"),
@@ -47,10 +58,17 @@ O_PROJ = Contract(
     doc="Output projection of this rank's heads: partial[rows, hidden], BF16. Under context "
     "parallelism the partial goes straight into the peers' mailboxes.",
     operands=(
-        reads("gated", "rows, heads * v_dim", "bf16"),
+        reads("gated", "rows, heads * v_dim", "bf16", type=HEADS),
         weight("o_proj", "hidden, heads * v_dim"),
-        step("out", "rows, hidden", "bf16", write=True, when="!dcp"),
-        mailbox("o_mail", Access.PUBLISH, "tp, rows_cap, hidden", "bf16", when="dcp"),
+        step("out", "rows, hidden", "bf16", write=True, when="!dcp", type=PARTIAL),
+        mailbox(
+            "o_mail",
+            Access.PUBLISH,
+            "tp, rows_cap, hidden",
+            "bf16",
+            when="dcp",
+            type=PARTIAL,
+        ),
     ),
     flags=(
         Flag("dcp", Derive.CONTEXT_PARALLEL),
@@ -74,9 +92,16 @@ O_REDUCE = Contract(
     doc="Sums the ranks' partials in rank order in FP32, rounds once to BF16. Two-shot: sums the "
     "columns it owns, publishes them to every rank, then polls the gathered row.",
     operands=(
-        mailbox("o_mail", Access.CONSUME, "tp, rows_cap, hidden", "bf16"),
-        step("out", "rows, hidden", "bf16", write=True),
-        mailbox("o_gather", Access.EXCHANGE, "rows_cap, hidden", "bf16", when="two_shot"),
+        mailbox("o_mail", Access.CONSUME, "tp, rows_cap, hidden", "bf16", type=PARTIAL),
+        step("out", "rows, hidden", "bf16", write=True, type=REPLICATED),
+        mailbox(
+            "o_gather",
+            Access.EXCHANGE,
+            "rows_cap, hidden",
+            "bf16",
+            when="two_shot",
+            type=REPLICATED,
+        ),
     ),
     flags=(Flag("two_shot", Derive.OPTION, "reduce"),),
     options=(Option("reduce", ("one_shot", "two_shot"), table=True),),

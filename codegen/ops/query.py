@@ -16,14 +16,15 @@ from .contract import (
     weight,
     writes,
 )
+from .types import HEADS, REPLICATED, SLOTS
 
 QUERY_NORM = Contract(
     name="query_norm",
     doc="q_c = RMSNorm(q_a): FP32 sum of squares, (x * rsqrt) * weight, rounded to BF16.",
     operands=(
-        reads("q_a", "rows, q_lora", "bf16"),
+        reads("q_a", "rows, q_lora", "bf16", type=REPLICATED),
         weight("q_norm", "q_lora"),
-        writes("q_c", "rows, q_lora", "bf16"),
+        writes("q_c", "rows, q_lora", "bf16", type=REPLICATED),
     ),
     constants=("rms_eps",),
     reference="query:query_norm",
@@ -44,19 +45,25 @@ _QUERY_FLAGS = (
     Flag("polls", Derive.ONLY_POLLER, "q_mail", "also waits for every rank's heads"),
 )
 
+_GATHERED_QUERY = "rows_cap, tp * heads, latent"
+# In the mailbox every rank holds the heads of all ranks.
+_QUERY_OUTPUTS = (
+    writes("query", "rows, heads, latent", "query", when="!dcp", type=HEADS),
+    mailbox("q_mail", Access.PUBLISH, _GATHERED_QUERY, "query", when="dcp", type=REPLICATED),
+)
+
 MLA_QUERY = Contract(
     name="mla_query",
     doc="Attention query of this rank's heads and the KV insert: q_a and kv_a norms, Q_B, absorb "
     "W_UK, quantise; inserts latent | pe of each owned slot into the paged cache.",
     operands=(
-        reads("q_a", "rows, q_lora", "bf16"),
-        reads("kv_a", "rows, latent", "bf16"),
-        step("slots", "rows", "i64"),
+        reads("q_a", "rows, q_lora", "bf16", type=REPLICATED),
+        reads("kv_a", "rows, latent", "bf16", type=REPLICATED),
+        step("slots", "rows", "i64", type=SLOTS),
         *_QUERY_WEIGHTS,
         cache("latent_kv", Access.INSERT),
-        writes("query", "rows, heads, latent", "query", when="!dcp"),
-        mailbox("q_mail", Access.PUBLISH, "rows_cap, tp * heads, latent", "query", when="dcp"),
-        writes("q_c", "rows, q_lora", "bf16", when="writes_q_c"),
+        *_QUERY_OUTPUTS,
+        writes("q_c", "rows, q_lora", "bf16", when="writes_q_c", type=REPLICATED),
     ),
     flags=(*_QUERY_FLAGS, Flag("writes_q_c", Derive.ONLY_WRITER, "q_c")),
     constants=("rms_eps", "nope", "pe", "rounds"),
@@ -70,13 +77,12 @@ MLA_QUERY_SPLIT = Contract(
     doc="As mla_query, from the normed q_c: Q_B runs as its own tiled GEMM, which pays for more "
     "rows. It never polls.",
     operands=(
-        reads("q_c", "rows, q_lora", "bf16"),
-        reads("kv_a", "rows, latent", "bf16"),
-        step("slots", "rows", "i64"),
+        reads("q_c", "rows, q_lora", "bf16", type=REPLICATED),
+        reads("kv_a", "rows, latent", "bf16", type=REPLICATED),
+        step("slots", "rows", "i64", type=SLOTS),
         *_QUERY_WEIGHTS[1:],
         cache("latent_kv", Access.INSERT),
-        writes("query", "rows, heads, latent", "query", when="!dcp"),
-        mailbox("q_mail", Access.PUBLISH, "rows_cap, tp * heads, latent", "query", when="dcp"),
+        *_QUERY_OUTPUTS,
     ),
     flags=_QUERY_FLAGS[:1],
     constants=("rms_eps", "nope", "pe", "rounds"),
@@ -87,7 +93,7 @@ MLA_QUERY_SPLIT = Contract(
 QUERY_WAIT = Contract(
     name="query_wait",
     doc="Polls this rank's query mailbox until every rank's heads of every row have arrived.",
-    operands=(mailbox("q_mail", Access.POLL, "rows_cap, tp * heads, latent", "query"),),
+    operands=(mailbox("q_mail", Access.POLL, _GATHERED_QUERY, "query", type=REPLICATED),),
     reference="query:query_wait",
     takes_rows=True,
     release=Release.NEVER,

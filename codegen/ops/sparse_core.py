@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .contract import (
     Access,
     Contract,
@@ -19,12 +21,41 @@ from .contract import (
     weight,
     writes,
 )
+from .types import (
+    COUNTS,
+    HEADS,
+    REPLICATED,
+    ROW_LIST,
+    ROW_LIST_WITH_HOLES,
+    EmptyRow,
+    LseBase,
+    Placement,
+    TypePair,
+    ValueType,
+)
+
+_BASES = {"2": LseBase.TWO, "e": LseBase.E}
+_EMPTY_ROWS = {"zero, -inf": EmptyRow.ZERO_NEG_INF, "undefined": EmptyRow.UNDEFINED}
 
 
 def _core_operands(
-    *, early: tuple[str, ...] = (), pushes: bool = False, heads: str = "heads"
+    lse_base: str,
+    empty_row: str,
+    *,
+    early: tuple[str, ...] = (),
+    pushes: bool = False,
+    heads: str = "heads",
+    rows: TypePair = ROW_LIST,
 ) -> tuple[Operand, ...]:
-    """Every sparse core binds the same operands; libraries touch some of them early."""
+    """Every sparse core binds the same operands; libraries touch some of them early.
+
+    `lse_base` and `empty_row` are the contract's; `rows` is the list of keys that it can read.
+    """
+    empty = _EMPTY_ROWS[empty_row]
+    latent = ValueType(placement=Placement.HEAD_SHARDED, empty=empty)
+    sent = ValueType(placement=Placement.PARTIAL, empty=empty)
+    partial = ValueType(placement=Placement.GATHERED, empty=empty)
+    base = _BASES[lse_base]
     phase = Phase.PROLOGUE if "query" in early else Phase.BODY
     gathered = Operand(
         "q_mail",
@@ -34,24 +65,44 @@ def _core_operands(
         "query",
         phase,
         "dcp",
+        REPLICATED,
     )
     outputs = (
-        mailbox("partial_mail", Access.PUBLISH, "dcp, rows_cap, heads, kv_lora", "bf16"),
-        mailbox("lse_mail", Access.PUBLISH, "dcp, rows_cap, heads", "fp32"),
+        mailbox("partial_mail", Access.PUBLISH, "dcp, rows_cap, heads, kv_lora", "bf16", type=sent),
+        mailbox(
+            "lse_mail",
+            Access.PUBLISH,
+            "dcp, rows_cap, heads",
+            "fp32",
+            type=replace(sent, lse=base),
+        ),
     )
     local = (
-        writes("partial", "rows, tp * heads, kv_lora", "bf16", when="dcp"),
-        writes("partial_lse", "rows, tp * heads", "fp32", when="dcp"),
+        writes("partial", "rows, tp * heads, kv_lora", "bf16", when="dcp", type=partial),
+        writes(
+            "partial_lse",
+            "rows, tp * heads",
+            "fp32",
+            when="dcp",
+            type=replace(partial, lse=base),
+        ),
     )
     return (
         cache("latent_kv", Access.READ),
-        reads("selected", "rows, top_k", "i32", early="selected" in early),
-        reads("valid", "rows", "i32", early="valid" in early),
+        reads("selected", "rows, top_k", "i32", early="selected" in early, type=rows),
+        reads("valid", "rows", "i32", early="valid" in early, type=COUNTS),
         weight("q_scale", "1", "fp32"),
         weight("k_scale", "1", "fp32"),
-        reads("query", f"rows, {heads}, latent", "query", early="query" in early, when="!dcp"),
+        reads(
+            "query",
+            f"rows, {heads}, latent",
+            "query",
+            early="query" in early,
+            when="!dcp",
+            type=HEADS,
+        ),
         gathered,
-        writes("latent", f"rows, {heads}, kv_lora", "bf16", when="!dcp"),
+        writes("latent", f"rows, {heads}, kv_lora", "bf16", when="!dcp", type=latent),
         *(outputs if pushes else local),
     )
 
@@ -63,7 +114,7 @@ SPARSE_DECODE = Contract(
     name="sparse_decode",
     doc="FP8 rows gathered by physical index, split over the selected keys, merged; head tiles of "
     "16, so that 12 heads pay for 16 and not for 64.",
-    operands=_core_operands(),
+    operands=_core_operands("2", "zero, -inf"),
     flags=_DCP,
     constants=_CONSTANTS,
     reference="sparse_core:sparse_decode",
@@ -78,7 +129,7 @@ SPARSE_PUSH = Contract(
     name="sparse_push",
     doc="As sparse_decode under context parallelism; pushes each head's row and LSE straight into "
     "its owner's mailbox, so that dcp_value only merges.",
-    operands=_core_operands(pushes=True),
+    operands=_core_operands("2", "zero, -inf", pushes=True),
     flags=_DCP,
     constants=(*_CONSTANTS, "shard"),
     reference="sparse_core:sparse_push",
@@ -93,7 +144,7 @@ TRTLLM_GEN = Contract(
     name="trtllm_gen",
     doc="FlashInfer trtllm-gen sparse decode. Fetches the per-row counts ahead of its wait.",
     source="flashinfer",
-    operands=_core_operands(early=("valid",)),
+    operands=_core_operands("2", "zero, -inf", early=("valid",)),
     flags=_DCP,
     constants=_CONSTANTS,
     reference="sparse_core:sparse_decode",
@@ -117,7 +168,7 @@ PRIMS_TS = Contract(
     doc="FlashInfer prims_ts split-KV sparse decode. Reads its query and its row list ahead of "
     "its wait.",
     source="flashinfer",
-    operands=_core_operands(early=("query", "selected")),
+    operands=_core_operands("e", "zero, -inf", early=("query", "selected")),
     flags=_DCP,
     constants=_CONSTANTS,
     reference="sparse_core:sparse_decode",
@@ -138,7 +189,7 @@ FLASHMLA_SPARSE = Contract(
     name="flashmla_sparse",
     doc="FlashMLA sparse decode over fp8_ds_mla rows, BF16 query padded to 64 or 128 heads.",
     source="flash_mla",
-    operands=_core_operands(),
+    operands=_core_operands("e", "undefined", rows=ROW_LIST_WITH_HOLES),
     flags=_DCP,
     constants=_CONSTANTS,
     reference="sparse_core:sparse_decode",
@@ -159,7 +210,7 @@ TOKENSPEED_SPARSE = Contract(
     name="tokenspeed_sparse",
     doc="tokenspeed sparse decode (Blackwell); call shape as prims_ts, waits before any read.",
     source="tokenspeed",
-    operands=_core_operands(),
+    operands=_core_operands("2", "undefined"),
     flags=_DCP,
     constants=_CONSTANTS,
     reference="sparse_core:sparse_decode",

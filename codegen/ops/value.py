@@ -15,17 +15,25 @@ from .contract import (
     weight,
     writes,
 )
+from .types import COUNTS, HEADS, LENGTHS, EmptyRow, Placement, ValueType
+
+# Rows without keys may hold anything: they are selected to zero behind these reads, by `lengths`
+# where the rank sees the whole context, by `valid` where it pushes its share.
+_LATENT = ValueType(placement=Placement.HEAD_SHARDED, empty=EmptyRow.UNDEFINED)
+_LOCAL = ValueType(placement=Placement.GATHERED, empty=EmptyRow.UNDEFINED)
+# In the mailboxes nobody can tell any more: the merge weighs a row by its LSE alone.
+_SENT = ValueType(placement=Placement.PARTIAL, empty=EmptyRow.ZERO_NEG_INF)
 
 MLA_VALUE = Contract(
     name="mla_value",
     doc="v = BF16(W_UV^T . latent), out = BF16(v * sigmoid(gate)); a row without keys is set to "
     "zero by selection, whatever its gate holds.",
     operands=(
-        reads("latent", "rows, heads, kv_lora", "bf16"),
-        reads("gate", "rows, heads * v_dim", "bf16"),
-        step("lengths", "requests", "i32"),
+        reads("latent", "rows, heads, kv_lora", "bf16", type=_LATENT),
+        reads("gate", "rows, heads * v_dim", "bf16", type=HEADS),
+        step("lengths", "requests", "i32", type=LENGTHS),
         weight("w_uv", "heads, v_dim, kv_lora"),
-        writes("gated", "rows, heads * v_dim", "bf16"),
+        writes("gated", "rows, heads * v_dim", "bf16", type=HEADS),
     ),
     constants=("rounds", "sigmoid"),
     reference="value:mla_value",
@@ -40,9 +48,9 @@ VALUE_BMM = Contract(
     doc="v = BF16(W_UV^T . latent) as one batched library GEMM, for many rows.",
     source="torch",
     operands=(
-        reads("latent", "rows, heads, kv_lora", "bf16"),
+        reads("latent", "rows, heads, kv_lora", "bf16", type=_LATENT),
         weight("w_uv", "heads, v_dim, kv_lora"),
-        writes("values", "heads, rows, v_dim", "bf16"),
+        writes("values", "heads, rows, v_dim", "bf16", type=_LATENT),
     ),
     reference="value:value_bmm",
     waits=False,
@@ -54,10 +62,10 @@ MLA_GATE = Contract(
     name="mla_gate",
     doc="out = BF16(v * sigmoid(gate)), zero for rows without keys; behind value_bmm.",
     operands=(
-        reads("values", "heads, rows, v_dim", "bf16"),
-        reads("gate", "rows, heads * v_dim", "bf16"),
-        step("lengths", "requests", "i32"),
-        writes("gated", "rows, heads * v_dim", "bf16"),
+        reads("values", "heads, rows, v_dim", "bf16", type=_LATENT),
+        reads("gate", "rows, heads * v_dim", "bf16", type=HEADS),
+        step("lengths", "requests", "i32", type=LENGTHS),
+        writes("gated", "rows, heads * v_dim", "bf16", type=HEADS),
     ),
     constants=("sigmoid",),
     reference="value:mla_gate",
@@ -70,16 +78,18 @@ DCP_VALUE = Contract(
     "merges the ranks' rows by LSE weight in source order, then W_UV and gate. Rows whose global "
     "length is zero are selected to zero.",
     operands=(
-        reads("partial", "rows, tp * heads, kv_lora", "bf16", when="pushes"),
-        reads("partial_lse", "rows, tp * heads", "fp32", when="pushes"),
-        reads("valid", "rows", "i32"),
-        reads("gate", "rows, heads * v_dim", "bf16"),
-        step("lengths", "requests", "i32"),
+        reads("partial", "rows, tp * heads, kv_lora", "bf16", when="pushes", type=_LOCAL),
+        reads("partial_lse", "rows, tp * heads", "fp32", when="pushes", type=_LOCAL),
+        reads("valid", "rows", "i32", type=COUNTS),
+        reads("gate", "rows, heads * v_dim", "bf16", type=HEADS),
+        step("lengths", "requests", "i32", type=LENGTHS),
         weight("w_uv", "heads, v_dim, kv_lora"),
         mailbox("q_mail", Access.REARM, "rows_cap, tp * heads, latent", "query"),
-        mailbox("partial_mail", Access.EXCHANGE, "dcp, rows_cap, heads, kv_lora", "bf16"),
-        mailbox("lse_mail", Access.EXCHANGE, "dcp, rows_cap, heads", "fp32"),
-        writes("gated", "rows, heads * v_dim", "bf16"),
+        mailbox(
+            "partial_mail", Access.EXCHANGE, "dcp, rows_cap, heads, kv_lora", "bf16", type=_SENT
+        ),
+        mailbox("lse_mail", Access.EXCHANGE, "dcp, rows_cap, heads", "fp32", type=_SENT),
+        writes("gated", "rows, heads * v_dim", "bf16", type=HEADS),
     ),
     flags=(Flag("pushes", Derive.ONLY_WRITER, "partial_mail", "the core has not pushed already"),),
     constants=("shard", "lse_base", "rounds", "sigmoid"),

@@ -8,12 +8,12 @@ from types import MappingProxyType
 from kpipe.codegen.ops.contract import Kind
 from kpipe.codegen.plan.bind import collect_tensors
 from kpipe.codegen.plan.methods import name_methods
-from kpipe.codegen.plan.model import PipelinePlan, UnprovedPlan
+from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.plan.resolve import Resolved
 
 
-def check_used(resolved: Resolved, plans: list[UnprovedPlan], report: Report) -> None:
+def check_used(resolved: Resolved, plans: list[StepPlan], report: Report) -> None:
     """Declared memory that no op of any declared mode binds is a mistake."""
     bound: set[str] = set()
     for op, slot in inventory(resolved).items():
@@ -64,7 +64,7 @@ def inventory(resolved: Resolved) -> dict[str, str]:
 
 def assemble(
     resolved: Resolved,
-    plans: tuple[UnprovedPlan, ...],
+    plans: tuple[StepPlan, ...],
     fallbacks: tuple[tuple[str, str, str], ...],
     report: Report,
 ) -> PipelinePlan:
@@ -119,7 +119,7 @@ def dims_value(text: str, dims: Mapping[str, int]) -> int:
     return evaluate(parse(text), dims)
 
 
-def _streams(resolved: Resolved, plans: tuple[UnprovedPlan, ...]) -> tuple[tuple[str, int], ...]:
+def _streams(resolved: Resolved, plans: tuple[StepPlan, ...]) -> tuple[tuple[str, int], ...]:
     names = dict.fromkeys(s for plan in plans for s in plan.streams if s != "main")
     declared = resolved.spec.streams
     return tuple((name, declared[name].priority if name in declared else 0) for name in names)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kpipe.codegen.diagnostics import SpecError
 from kpipe.codegen.plan.assemble import assemble, check_used
-from kpipe.codegen.plan.model import PipelinePlan, UnprovedPlan
+from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.plan.modes import Mode
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.plan.resolve import Resolved
@@ -19,9 +19,9 @@ def build_plan(resolved: Resolved, report: Report) -> PipelinePlan:
     """The plan of a resolved spec.  Raises SpecError with every error found."""
     table = _mode_table(resolved, report)
     report.stop_on_errors()
-    plans: list[UnprovedPlan] = []
+    plans: list[StepPlan] = []
     fallbacks: dict[tuple[str, str, str], None] = {}
-    known: dict[tuple[object, ...], UnprovedPlan] = {}
+    known: dict[tuple[object, ...], StepPlan] = {}
     for arch in resolved.targets:
         for q, counts in resolved.rows.items():
             for rows in counts:

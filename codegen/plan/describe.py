@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from kpipe.codegen.diagnostics import Diagnostic, SpecError, did_you_mean
 from kpipe.codegen.ops.contract import Contract, Release
-from kpipe.codegen.plan.model import Fork, Join, Launch, Method, PipelinePlan, UnprovedPlan
+from kpipe.codegen.plan.model import Fork, Join, Launch, Method, PipelinePlan, StepPlan
 from kpipe.codegen.plan.workspace import workspaces
 
 WIDTH = 110
@@ -17,7 +17,7 @@ _MIB = 1024 * 1024
 
 def select_plans(
     plan: PipelinePlan, rows: int | None, q: int | None, arch: str | None
-) -> tuple[UnprovedPlan, ...]:
+) -> tuple[StepPlan, ...]:
     """The steps that the selection names; without one, the first step of each launch list.
 
     Raises SpecError KP808, with what is declared, for rows, a query length or an architecture
@@ -41,7 +41,7 @@ def select_plans(
     ]
     if rows is not None:
         return tuple(chosen)
-    first: dict[tuple, UnprovedPlan] = {}
+    first: dict[tuple, StepPlan] = {}
     for step in chosen:
         first.setdefault((step.arch, step.q, step.identity), step)
     return tuple(first.values())
@@ -127,14 +127,14 @@ def row_list(counts: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def _method_of(plan: PipelinePlan, step: UnprovedPlan) -> Method:
+def _method_of(plan: PipelinePlan, step: StepPlan) -> Method:
     return next(m for m in plan.methods if m.plan.identity == step.identity)
 
 
-def table_rows(plan: PipelinePlan) -> list[tuple[UnprovedPlan, str, tuple[int, ...]]]:
+def table_rows(plan: PipelinePlan) -> list[tuple[StepPlan, str, tuple[int, ...]]]:
     """Steps grouped by everything but their rows: a step, its method, the row counts."""
     names = {method.plan.identity: method.name for method in plan.methods}
-    groups: dict[tuple, tuple[UnprovedPlan, str, list[int]]] = {}
+    groups: dict[tuple, tuple[StepPlan, str, list[int]]] = {}
     for step in plan.plans:
         name = names[step.identity]
         key = (step.arch, step.q, step.asked_mode, step.mode, name, step.cores, step.head_rows)
@@ -222,7 +222,7 @@ def _ops(plan: PipelinePlan) -> list[str]:
     return lines
 
 
-def _step(plan: PipelinePlan, step: UnprovedPlan) -> str:
+def _step(plan: PipelinePlan, step: StepPlan) -> str:
     method = _method_of(plan, step)
     uses = "; ".join(f"{arch} q {q} rows {row_list(rows)}" for arch, q, rows in method.uses)
     lines = _wrap(f"{method.name}, for {uses}", "", "  ")
@@ -243,7 +243,7 @@ def _step(plan: PipelinePlan, step: UnprovedPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _workspaces(plan: PipelinePlan, step: UnprovedPlan) -> list[str]:
+def _workspaces(plan: PipelinePlan, step: StepPlan) -> list[str]:
     """Core head rows and private workspaces, where the step has any."""
     lines = [f"  core over {step.head_rows} head rows"] if step.head_rows else []
     for workspace in workspaces(plan, step):

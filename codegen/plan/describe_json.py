@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kpipe.codegen.plan.describe import select_plans, table_rows
-from kpipe.codegen.plan.model import Fork, Item, Launch, PipelinePlan, TensorPlan, UnprovedPlan
+from kpipe.codegen.plan.model import Fork, Item, Launch, PipelinePlan, StepPlan, TensorPlan
 from kpipe.codegen.plan.workspace import workspaces
 
 SCHEMA = "kpipe.plan/1"
@@ -55,7 +55,7 @@ def describe_json(
     return json.dumps(payload, indent=2) + "\n"
 
 
-def _entry(step: UnprovedPlan, method: str, counts: tuple[int, ...]) -> dict[str, Any]:
+def _entry(step: StepPlan, method: str, counts: tuple[int, ...]) -> dict[str, Any]:
     return {
         "arch": step.arch,
         "q": step.q,
@@ -112,7 +112,7 @@ def _tensor(tensor: TensorPlan) -> dict[str, Any]:
     }
 
 
-def _step(plan: PipelinePlan, step: UnprovedPlan, method: str) -> dict[str, Any]:
+def _step(plan: PipelinePlan, step: StepPlan, method: str) -> dict[str, Any]:
     return {
         "arch": step.arch,
         "q": step.q,

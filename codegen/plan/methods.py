@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from kpipe.codegen.plan.model import Method, UnprovedPlan
+from kpipe.codegen.plan.model import Method, StepPlan
 
 
-def name_methods(plans: tuple[UnprovedPlan, ...]) -> tuple[Method, ...]:
+def name_methods(plans: tuple[StepPlan, ...]) -> tuple[Method, ...]:
     """Plans grouped by what they launch; named after the mode, and after the ops that differ
     where one mode has several lists."""
-    groups: dict[tuple, list[UnprovedPlan]] = {}
+    groups: dict[tuple, list[StepPlan]] = {}
     for plan in plans:
         groups.setdefault(plan.identity, []).append(plan)
-    by_mode: dict[str, list[list[UnprovedPlan]]] = {}
+    by_mode: dict[str, list[list[StepPlan]]] = {}
     for group in groups.values():
         by_mode.setdefault(group[0].mode, []).append(group)
     methods: list[Method] = []
@@ -32,7 +32,7 @@ def _free(name: str, methods: list[Method]) -> str:
     return free
 
 
-def _labels(siblings: list[list[UnprovedPlan]]) -> list[str]:
+def _labels(siblings: list[list[StepPlan]]) -> list[str]:
     """What tells the lists of one mode apart: the chosen ops, then a number."""
     if len(siblings) == 1:
         return [""]
@@ -55,17 +55,17 @@ def _labels(siblings: list[list[UnprovedPlan]]) -> list[str]:
     return unique
 
 
-def _switches(plan: UnprovedPlan, siblings: list[list[UnprovedPlan]]) -> str:
+def _switches(plan: StepPlan, siblings: list[list[StepPlan]]) -> str:
     """Flags that are set in this list and not in every one of its siblings."""
 
-    def flags_of(candidate: UnprovedPlan) -> dict[str, None]:
+    def flags_of(candidate: StepPlan) -> dict[str, None]:
         return {flag: None for launch in candidate.launches for flag, on in launch.flags if on}
 
     shared = set.intersection(*(set(flags_of(group[0])) for group in siblings))
     return "_".join(flag for flag in flags_of(plan) if flag not in shared)
 
 
-def _uses(group: list[UnprovedPlan]) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+def _uses(group: list[StepPlan]) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
     rows: dict[tuple[str, int], list[int]] = {}
     for plan in group:
         rows.setdefault((plan.arch, plan.q), []).append(plan.rows)

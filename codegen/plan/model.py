@@ -89,8 +89,8 @@ Item = Launch | Fork | Join
 
 
 @dataclass(frozen=True)
-class UnprovedPlan:
-    """The plan of one (rows, q, arch); nobody has proved its schedule free of races."""
+class StepPlan:
+    """The plan of one (rows, q, arch)."""
 
     rows: int
     q: int
@@ -182,7 +182,7 @@ class Method:
     """One straight-line method of the generated class."""
 
     name: str
-    plan: UnprovedPlan  # a representative; all its plans have the same identity
+    plan: StepPlan  # a representative; all its plans have the same identity
     uses: tuple[tuple[str, int, tuple[int, ...]], ...]  # arch, q, rows
 
 
@@ -207,14 +207,14 @@ class PipelinePlan:
     step: tuple[TensorPlan, ...]
     ops: tuple[Contract, ...]  # every op of every declared mode, sorted by name
     stages: Mapping[str, str]  # op -> stage
-    plans: tuple[UnprovedPlan, ...]
+    plans: tuple[StepPlan, ...]
     methods: tuple[Method, ...]
     modes: tuple[str, ...]
     fallbacks: tuple[tuple[str, str, str], ...]  # mode, replacement, reason
     environment: Mapping[str, str]
     streams: tuple[tuple[str, int], ...]  # side streams and their priority
     begin_step: tuple[Launch, ...] = ()
-    status: Literal["not proved"] = "not proved"
+    status: Literal["not proved", "proved"] = "not proved"
 
     @property
     def rows_cap(self) -> int:

@@ -10,12 +10,13 @@ from kpipe.codegen.plan.bind import bind_operands, operand_dtype
 from kpipe.codegen.plan.dataflow import check_dataflow
 from kpipe.codegen.plan.flags import Seat, active, derive_flags
 from kpipe.codegen.plan.limits import check_limits, head_rows
-from kpipe.codegen.plan.model import Binding, Fork, Item, Join, Launch, Pdl, UnprovedPlan
+from kpipe.codegen.plan.model import Binding, Fork, Item, Join, Launch, Pdl, StepPlan
 from kpipe.codegen.plan.modes import Mode, Word, ancestors
-from kpipe.codegen.plan.pdl import Neighbour, derive_pdl
+from kpipe.codegen.plan.pdl import Candidate, strongest
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.plan.resolve import Resolved
 from kpipe.codegen.plan.tables import Cell
+from kpipe.codegen.plan.value_types import check_types
 from kpipe.codegen.spec.document import Mapping as MappingNode
 from kpipe.codegen.spec.document import Scalar
 from kpipe.codegen.spec.document import Sequence as SequenceNode
@@ -23,7 +24,7 @@ from kpipe.codegen.spec.document import Sequence as SequenceNode
 
 def plan_step(
     resolved: Resolved, arch: str, q: int, rows: int, mode: Mode, cell: Cell, report: Report
-) -> UnprovedPlan:
+) -> StepPlan:
     """The launches of a mode at these rows; what is wrong with them goes to the report."""
     words, names, chosen = _expand(resolved, arch, q, rows, mode)
     seats, spans, heads, fits = [], [], 0, True
@@ -48,7 +49,7 @@ def plan_step(
             head_rows(contract, resolved.dims, resolved.context_parallel, place, report),
         )
     if not fits:  # ops of the other parallelism: what they exchange would be missing everywhere
-        return UnprovedPlan(rows, q, arch, mode.name, asked_mode(cell), (), (), 0)
+        return StepPlan(rows, q, arch, mode.name, asked_mode(cell), (), (), 0)
     seats = _renumber(words, seats)
     flags = derive_flags(seats, resolved.context_parallel)
     columns = {c: b.name for b in resolved.buffers for c, _, _ in b.columns}
@@ -56,9 +57,11 @@ def plan_step(
     labels = [seat.contract.name for seat in seats]
     where = f"mode `{mode.name}`"
     check_dataflow(resolved.spec, labels, seats, flags, spans, columns, where, report)
+    if not report.found:  # a wrong binding would show again as a wrong type
+        check_types(resolved.spec, labels, seats, flags, spans, columns, where, report)
     _check_conditional(resolved, seats, flags, spans, report)
     if report.found:  # a broken mode has no launches worth planning
-        return UnprovedPlan(rows, q, arch, mode.name, asked_mode(cell), (), (), 0)
+        return StepPlan(rows, q, arch, mode.name, asked_mode(cell), (), (), 0)
     pdls = _pdls(resolved, launch_words, seats, flags)
     bases = {seat.contract.lse_base for seat in seats if seat.contract.lse_base}
     launches = tuple(
@@ -66,7 +69,7 @@ def plan_step(
         for index, (word, seat) in enumerate(zip(launch_words, seats, strict=True))
     )
     items = _items(words, launches)
-    return UnprovedPlan(rows, q, arch, mode.name, asked_mode(cell), items, chosen, heads)
+    return StepPlan(rows, q, arch, mode.name, asked_mode(cell), items, chosen, heads)
 
 
 def _place(resolved: Resolved, word: Word, op: str, arch: str, q: int, rows: int) -> Span:
@@ -168,35 +171,13 @@ def _pdls(
     seats: list[Seat],
     flags: tuple[dict[str, bool], ...],
 ) -> list[Pdl]:
-    environment = resolved.spec.environment
-    neighbours = [
-        Neighbour(
-            seat.contract.name,
-            seat.contract,
-            flags[i],
-            resolved.spec.stages[resolved.slots[words[i].name].stage].pdl.get(
-                seat.contract.name, ""
-            ),
-        )
-        for i, seat in enumerate(seats)
-    ]
-    pdls = []
-    for i, word in enumerate(words):
-        same = [j for j, other in enumerate(words) if other.stream == word.stream]
-        place = same.index(i)
-        before = neighbours[same[place - 1]] if place else None
-        behind = neighbours[same[place + 1]] if place + 1 < len(same) else None
-        pdls.append(
-            derive_pdl(
-                neighbours[i],
-                before,
-                behind,
-                heads_stream=before is None and word.stream != "main",
-                between_layers=environment.between_layers,
-                spin_overlap=environment.spin_overlap == "allow",
-            )
-        )
-    return pdls
+    spin_overlap = resolved.spec.environment.spin_overlap == "allow"
+    found = []
+    for word, seat, flag in zip(words, seats, flags, strict=True):
+        stage = resolved.spec.stages[resolved.slots[word.name].stage]
+        candidate = Candidate(seat.contract, flag, stage.pdl.get(seat.contract.name, ""))
+        found.append(strongest(candidate, spin_overlap=spin_overlap))
+    return found
 
 
 def _launch(

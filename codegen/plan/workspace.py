@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kpipe.codegen.plan.model import PipelinePlan, UnprovedPlan
+from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.spec.expressions import evaluate, parse
 
 
@@ -18,7 +18,7 @@ class Workspace:
     zero_once: bool
 
 
-def workspaces(plan: PipelinePlan, step: UnprovedPlan) -> tuple[Workspace, ...]:
+def workspaces(plan: PipelinePlan, step: StepPlan) -> tuple[Workspace, ...]:
     """Workspaces of a step's launches.  Without a tactic `splits` counts as 1."""
     found = []
     for launch in step.launches:

@@ -65,7 +65,9 @@ class Edges:
 
 
 @dataclass
-class _Stream:
+class Stream:
+    """The eager bookkeeping of one stream."""
+
     tail: list[int] = field(default_factory=list)
     pend: dict[int, int] = field(default_factory=dict)  # launch -> event that joined it
     parent: int | None = None
@@ -85,19 +87,13 @@ def edges(
     `assumptions` may hold "m1" (adds edges) and "m3" (adds none, see `instants.end`); ValueError
     for any other name.  `fences` keeps the release behind a wait only where it is fenced.
     """
-    builder = _Builder("m1" in known(assumptions), fences)
-    for position, segment in enumerate(program.segments):
-        builder.segment(position, segment)
-    return Edges(
-        tuple(builder.launches),
-        tuple(builder.queues),
-        tuple(builder.parents),
-        tuple(builder.unbound),
-    )
+    return Builder("m1" in known(assumptions), fences).build(program)
 
 
-class _Builder:
-    def __init__(self, m1: bool, fences: bool) -> None:
+class Builder:
+    """The rules, one method each; a wrong checker overrides one of them."""
+
+    def __init__(self, m1: bool = False, fences: bool = False) -> None:
         self.m1 = m1
         self.fences = fences
         self.launches: list[Launch] = []
@@ -105,26 +101,43 @@ class _Builder:
         self.in_graph: list[bool] = []
         self.parents: list[tuple[Edge, ...] | list[Edge]] = []
         self.unbound: list[Unbound] = []
-        self.streams: dict[int, _Stream] = {}
+        self.streams: dict[int, Stream] = {}
         self.events: dict[int, tuple[int, ...]] = {}
 
-    def segment(self, position: int, segment: Segment) -> None:
+    def build(self, program: Program) -> Edges:
+        """The edges of a whole program; a builder serves once."""
+        for position, segment in enumerate(program.segments):
+            self._segment(position, segment)
+        return Edges(
+            tuple(self.launches), tuple(self.queues), tuple(self.parents), tuple(self.unbound)
+        )
+
+    def _segment(self, position: int, segment: Segment) -> None:
         if segment.captured:
             self._graph(position, segment)
             return
         for number, action in enumerate(segment.actions):
-            stream = self.streams.setdefault(action.stream, _Stream())
+            stream = self.streams.setdefault(action.stream, Stream())
             if isinstance(action, Launch):
                 self._eager_launch(action, stream)
             elif isinstance(action, Record):
-                self.events[action.event] = (*stream.tail, *stream.pend)
+                self._record(action, stream)
             elif action.event in self.events:
-                # A queue never holds back for its own work, not even through another stream.
-                for launch in self.events[action.event]:
-                    if self.queues[launch] != action.stream and launch not in stream.held:
-                        stream.pend[launch] = action.event
+                self._wait(action, stream)
             else:
                 self._never_recorded(position, number, action, captured=False)
+
+    def _record(self, record: Record, stream: Stream) -> None:
+        self.events[record.event] = (*stream.tail, *stream.pend)
+
+    def _wait(self, wait: Wait, stream: Stream) -> None:
+        for launch in self.events[wait.event]:
+            if launch not in stream.held and self._holds_back(launch, wait):
+                stream.pend[launch] = wait.event
+
+    def _holds_back(self, launch: int, wait: Wait) -> bool:
+        """A queue never holds back for its own work, not even through another stream."""
+        return self.queues[launch] != wait.stream
 
     def _add(self, launch: Launch, queue: int, in_graph: bool) -> int:
         """Appends a launch with its inner order; returns its position."""
@@ -145,17 +158,20 @@ class _Builder:
 
     def _programmatic(self, first: int, second: int, names: tuple[str, str], event: int) -> None:
         """The second may start at the first's trigger; its wait, if any, covers the first."""
-        start = TRIGGERED if triggers(self.launches[first].node) else EXITED
-        self._edge(first, start, second, START, names[0], event)
+        self._edge(first, self._released(first), second, START, names[0], event)
         if waits(self.launches[second].node):
             self._edge(first, FLUSHED, second, WAITED, names[1], event)
         if self.m1:
             self._edge(first, FLUSHED, second, FLUSHED, "m1", event)
 
+    def _released(self, first: int) -> int:
+        """The moment of a kernel from which its programmatic dependents may start."""
+        return TRIGGERED if triggers(self.launches[first].node) else EXITED
+
     def _full(self, first: int, second: int, rule: str, event: int = -1) -> None:
         self._edge(first, FLUSHED, second, START, rule, event)
 
-    def _eager_launch(self, launch: Launch, stream: _Stream) -> None:
+    def _eager_launch(self, launch: Launch, stream: Stream) -> None:
         position = self._add(launch, launch.stream, in_graph=False)
         node = launch.node
         parent = stream.parent if isinstance(node, Kernel) and node.pdl else None
@@ -172,11 +188,11 @@ class _Builder:
         stream.consume()
         stream.parent = None if isinstance(node, Copy) else position
 
-    def _joined(self, stream: _Stream, position: int) -> None:
+    def _joined(self, stream: Stream, position: int) -> None:
         for launch, event in stream.pend.items():
             self._full(launch, position, "join", event)
 
-    def _behind_tail(self, stream: _Stream, position: int) -> None:
+    def _behind_tail(self, stream: Stream, position: int) -> None:
         crosses = self.in_graph[position]
         for launch in stream.tail:
             boundary = crosses or self.in_graph[launch]
@@ -207,9 +223,8 @@ class _Builder:
 
     def _graph_node(self, node: int, front: dict[int, int], running: dict[int, None]) -> None:
         kernel = self.launches[node].node
-        attribute = isinstance(kernel, Kernel) and kernel.pdl
         for dependency, event in front.items():
-            full = not attribute or isinstance(self.launches[dependency].node, Copy)
+            full = self._full_in_graph(dependency, node, front)
             if full:
                 self._full(dependency, node, "graph_full", event)
             else:
@@ -218,8 +233,14 @@ class _Builder:
                 running.pop(dependency, None)
         running[node] = None
 
+    def _full_in_graph(self, dependency: int, node: int, front: dict[int, int]) -> bool:
+        """Programmatic is an edge from a kernel to a kernel with the attribute, and no other."""
+        kernel = self.launches[node].node
+        attribute = isinstance(kernel, Kernel) and kernel.pdl
+        return not attribute or isinstance(self.launches[dependency].node, Copy)
+
     def _launch_graph(self, number: int, roots: list[int], running: dict[int, None]) -> None:
-        stream = self.streams.setdefault(number, _Stream())
+        stream = self.streams.setdefault(number, Stream())
         for root in roots:
             self._joined(stream, root)
             self._behind_tail(stream, root)

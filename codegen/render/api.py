@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 
-from kpipe.codegen.plan.model import PipelinePlan
+from kpipe.codegen.cache import cache_folder
+from kpipe.codegen.proof.prove import ProvedPlan
 from kpipe.codegen.render.context import (
     common_context,
     layer_context,
@@ -36,20 +36,14 @@ def environment(folders: tuple[Path, ...]) -> Environment:
 
 
 def _compiled_templates() -> FileSystemBytecodeCache | None:
-    """Compiled templates between runs, checked against their source; None where no folder can be
-    had.  It saves a tenth of a cold run and changes no output."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = os.environ.get("KPIPE_CACHE_DIR") or os.path.join(home, "kpipe")
-    place = os.path.join(folder, "templates")
-    try:
-        os.makedirs(place, mode=0o700, exist_ok=True)
-    except OSError:
-        return None
-    return FileSystemBytecodeCache(place) if os.access(place, os.W_OK) else None
+    """Compiled templates between runs, checked against their source: a tenth of a cold run."""
+    folder = cache_folder("templates")
+    return FileSystemBytecodeCache(folder) if folder else None
 
 
-def render_pipeline(plan: PipelinePlan, template_folders: tuple[Path, ...]) -> dict[str, str]:
+def render_pipeline(proved: ProvedPlan, template_folders: tuple[Path, ...]) -> dict[str, str]:
     """Relative path -> text of every generated file.  Pure: no file is written."""
+    plan = proved.pipeline
     jinja = environment(template_folders)
     common = common_context(plan)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from kpipe.codegen.config import Config, display, geometry_file
 from kpipe.codegen.diagnostics import Diagnostic, Span, SpecError
-from kpipe.codegen.plan.api import plan_pipeline
 from kpipe.codegen.plan.model import PipelinePlan
+from kpipe.codegen.proof.api import prove_pipeline
 from kpipe.codegen.render.manifest import (
     FILE_NAME,
     Manifest,
@@ -46,12 +46,13 @@ def prepare(
     """
     own: dict[str, str] = {}
     try:
-        plan = plan_pipeline(spec, own)
+        proved = prove_pipeline(spec, own)
     finally:
         texts.update(own)
     from kpipe.codegen.render.api import render_pipeline
 
-    files = render_pipeline(plan, config.templates)
+    plan = proved.pipeline
+    files = render_pipeline(proved, config.templates)
     folder = output / plan.name
     old = _old_manifest(folder, force)
     if old is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kpipe.codegen.plan.model import MAIN, Fork, Join, Launch, UnprovedPlan
+from kpipe.codegen.plan.model import MAIN, Fork, Join, Launch, StepPlan
 
 
-def timeline(plan: UnprovedPlan) -> tuple[str, ...]:
+def timeline(plan: StepPlan) -> tuple[str, ...]:
     """One line per stream.  Columns are order, not time: an op stands right of all that it waits
     for; dots lead to a join."""
     ends: dict[str, int] = {MAIN: 0}

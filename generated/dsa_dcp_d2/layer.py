@@ -1,6 +1,6 @@
 """Kimi K3.1 sparse-attention decode layer, contexts sharded over the tensor-parallel ranks (DCP).
 
-Generated from pipelines/dsa_dcp_d2.yaml; do not edit. Schedule not proved.
+Generated from pipelines/dsa_dcp_d2.yaml; do not edit. Schedule proved.
 
     arch     q  rows          method
     sm_90a   1  1, 2          _wait_index_front_sparse_decode
@@ -342,8 +342,7 @@ class DsaDcpD2Layer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
         with self.on(side):
-            # :67 plain: first of a forked stream
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail, pdl=False)
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
             self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65
@@ -398,8 +397,7 @@ class DsaDcpD2Layer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
         with self.on(side):
-            # :67 plain: first of a forked stream
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail, pdl=False)
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
             self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65
@@ -455,8 +453,7 @@ class DsaDcpD2Layer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
         with self.on(side):
-            # :67 plain: first of a forked stream
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail, pdl=False)
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
             self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65
@@ -513,8 +510,7 @@ class DsaDcpD2Layer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
         with self.on(side):
-            # :67 plain: first of a forked stream
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail, pdl=False)
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
             self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65
@@ -570,8 +566,7 @@ class DsaDcpD2Layer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
         with self.on(side):
-            # :67 plain: first of a forked stream
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail, pdl=False)
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
             self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65

@@ -1,6 +1,6 @@
 """Kimi K3.1 sparse-attention decode layer, tensor parallel; every rank holds the whole context.
 
-Generated from pipelines/dsa_tp.yaml; do not edit. Schedule not proved.
+Generated from pipelines/dsa_tp.yaml; do not edit. Schedule proved.
 
     arch     q  rows         method
     sm_90a   1  1-4          _front
@@ -95,8 +95,7 @@ class DsaTpLayer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
         side.wait_stream(main)
         with self.on(side):
-            # :67 plain: first of a forked stream
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, pdl=False)
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :67
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
         )  # :66
@@ -122,8 +121,7 @@ class DsaTpLayer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:60
         side.wait_stream(main)
         with self.on(side):
-            # :61 plain: first of a forked stream
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, pdl=False)
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
         self.query_norm(at.q_a, at.q_c)  # :60
         self.index_gemm(at.q_c, at.index_q)  # :60
         self.dsa_index(
@@ -151,8 +149,7 @@ class DsaTpLayer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:60
         side.wait_stream(main)
         with self.on(side):
-            # :61 plain: first of a forked stream
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, pdl=False)
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
         self.query_norm(at.q_a, at.q_c)  # :60
         self.index_gemm(at.q_c, at.index_q)  # :60
         self.dsa_index(
@@ -162,14 +159,8 @@ class DsaTpLayer(Layer):
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :60
         self.topk_select(
-            at.scores,
-            step.lengths,
-            step.block_table,
-            self.latent_kv,
-            at.selected,
-            at.valid,
-            release=False,
-        )  # :60 held: prims_ts reads `selected`, `query` before its wait
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :60
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
@@ -187,8 +178,7 @@ class DsaTpLayer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:60
         side.wait_stream(main)
         with self.on(side):
-            # :61 plain: first of a forked stream
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, pdl=False)
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
         self.query_norm(at.q_a, at.q_c)  # :60
         self.index_gemm(at.q_c, at.index_q)  # :60
         self.dsa_index(
@@ -198,14 +188,8 @@ class DsaTpLayer(Layer):
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :60
         self.topk_select(
-            at.scores,
-            step.lengths,
-            step.block_table,
-            self.latent_kv,
-            at.selected,
-            at.valid,
-            release=False,
-        )  # :60 held: trtllm_gen reads `valid` before its wait
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :60
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
@@ -224,9 +208,7 @@ class DsaTpLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :63
         side.wait_stream(main)
         with self.on(side):
-            self.mla_query_split(
-                at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query, pdl=False
-            )  # :64 plain: first of a forked stream
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
@@ -238,9 +220,8 @@ class DsaTpLayer(Layer):
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
         )  # :63
         main.wait_stream(side)  # sparse_decode needs what side made
-        self.sparse_decode(
-            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, release=False
-        )  # :63 held: value_bmm never waits
+        # :63
+        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         self.value_bmm(at.latent, at.values, pdl=False)  # :63 plain: it never waits
         self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :63
         self.o_proj(at.gated, out=step.out)  # :63
@@ -256,9 +237,7 @@ class DsaTpLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :63
         side.wait_stream(main)
         with self.on(side):
-            self.mla_query_split(
-                at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query, pdl=False
-            )  # :64 plain: first of a forked stream
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
@@ -267,14 +246,8 @@ class DsaTpLayer(Layer):
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :63
         self.topk_select(
-            at.scores,
-            step.lengths,
-            step.block_table,
-            self.latent_kv,
-            at.selected,
-            at.valid,
-            release=False,
-        )  # :63 held: trtllm_gen reads `valid` before its wait
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :63
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
@@ -298,8 +271,7 @@ class DsaTpLayer(Layer):
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
         )  # :74
-        # :74 held: prims_ts reads `selected`, `query` before its wait
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, release=False)
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :74
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
         )  # :74 plain: reads `selected`, `query` before its wait

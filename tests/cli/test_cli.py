@@ -159,7 +159,7 @@ def test_internal_errors_are_one_line(project: Path, monkeypatch: pytest.MonkeyP
         raise RuntimeError("wires crossed\nin two lines")
 
     monkeypatch.setattr("kpipe.codegen.plan.api.resolve_spec", broken)
-    monkeypatch.setattr("kpipe.codegen.commands.plan.plan_pipeline", broken)
+    monkeypatch.setattr("kpipe.codegen.commands.plan.prove_pipeline", broken)
     result = run("plan", "base.yaml")
     assert result.exit_code == 70
     assert result.stderr == (
@@ -204,7 +204,7 @@ def test_github_annotations_are_capped() -> None:
 
 def test_plan_json_agrees_with_itself(project: Path) -> None:
     data = json.loads(run("plan", "base.yaml", "--format", "json").stdout)
-    assert data["schema"] == "kpipe.plan/1" and data["status"] == "not proved"
+    assert data["schema"] == "kpipe.plan/1" and data["status"] == "proved"
     methods = {entry["method"] for entry in data["table"]}
     assert methods == {step["method"] for step in data["steps"]}
     covered = sum(len(entry["rows"]) for entry in data["table"])

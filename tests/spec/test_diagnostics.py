@@ -126,7 +126,8 @@ def test_concise_rendering_is_one_line_per_finding() -> None:
 
 
 def test_json_rendering() -> None:
-    finding = Diagnostic("KP1", "m\n", at(1, 2), "note", ("a",), "h", (("first", at(3, 4)),))
+    related = (("first", at(3, 4)),)
+    finding = Diagnostic("KP1", "m\n", at(1, 2), "note", ("a",), "h", related, ("step 1", "step 2"))
     assert json.loads(render_json([finding])) == [
         {
             "code": "KP1",
@@ -147,6 +148,7 @@ def test_json_rendering() -> None:
                     },
                 }
             ],
+            "story": ["step 1", "step 2"],
         }
     ]
     assert json.loads(render_json([Diagnostic("KP1", "m", None)]))[0]["span"] is None

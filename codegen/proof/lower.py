@@ -1,0 +1,167 @@
+"""A step's plan as a program: layers in a row, steps in a row, eager and captured.
+
+What the plan says in operands and streams becomes kernels with accesses, records and waits.
+What runs between layers and what the engine writes between steps is made explicit, because a
+schedule is safe only together with its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kpipe.codegen.ops.contract import Access as Touch
+from kpipe.codegen.ops.contract import Kind, Phase, Release
+from kpipe.codegen.plan.flags import polled_operands
+from kpipe.codegen.plan.model import MAIN, Binding, Fork, Launch, PipelinePlan, StepPlan
+from kpipe.codegen.proof import program as model
+from kpipe.codegen.proof.program import Access, Action, Box, Copy, Kernel, Program, Segment
+
+# Three layers in a step and two steps: one more copy than two parities need, and the odd number
+# makes the last layer of a step and the first of the next share a parity.
+LAYERS, STEPS = 3, 2
+BETWEEN_LAYERS = "between layers"
+INPUTS = ("lengths", "slots", "index_slots", "block_table", "index_table")
+_TRIGGERS: Mapping[Release, model.Trigger] = {
+    Release.NEVER: "never",
+    Release.AFTER_WEIGHTS: "early",
+    Release.AFTER_WAIT: "after_wait",
+    Release.AFTER_LOADS: "after_wait",
+    Release.LIBRARY: "early",  # where a library releases is not ours to know: the weakest case
+}
+
+
+def lower(
+    pipeline: PipelinePlan, step: StepPlan, *, captured: bool, layers: int = LAYERS
+) -> Program:
+    """The program of `STEPS` steps of `layers` layers each.
+
+    Eager: everything is issued on the streams.  Captured: each step's layers are one graph; the
+    engine's writes of step inputs stay outside it.
+    """
+    streams = {name: number for number, name in enumerate(step.streams)}
+    lowering = _Lowering(pipeline, streams)
+    inputs = Segment((model.Launch(0, _engine_inputs(pipeline)),))
+    body = tuple(action for layer in range(layers) for action in lowering.layer(step, layer))
+    return Program((inputs, Segment(body, captured=captured)) * STEPS)
+
+
+def _engine_inputs(pipeline: PipelinePlan) -> Copy:
+    """The engine's copies of the step's lengths, slots and tables, in stream order."""
+    names = {tensor.name for tensor in pipeline.step}
+    return Copy("step inputs", tuple(Access(n, write=True) for n in INPUTS if n in names))
+
+
+def between_layers(kind: str) -> Kernel:
+    """What runs between two layers, as the spec declares it.
+
+    `waits` and `full` turn `out` into `hidden`.  `silent` may start early and never waits; how the
+    engine orders its own reads of `out` is then its own affair, so it touches nothing here.
+    """
+    if kind == "silent":
+        return Kernel(BETWEEN_LAYERS, pdl=True, trigger="early")
+    accesses = (Access("out", write=False), Access("hidden", write=True))
+    if kind == "full":
+        return Kernel(BETWEEN_LAYERS, accesses)
+    return Kernel(BETWEEN_LAYERS, accesses, pdl=True, waits=True, trigger="after_wait")
+
+
+class _Lowering:
+    """Names of memory and numbers of events while one plan is lowered."""
+
+    def __init__(self, pipeline: PipelinePlan, streams: Mapping[str, int]) -> None:
+        self.pipeline = pipeline
+        self.streams = streams
+        self.columns = {
+            name: (buffer.name, (offset, offset + width))
+            for buffer in pipeline.buffers
+            for name, offset, width in buffer.columns
+        }
+        self.whole = {
+            buffer.name: (0, sum(width for _, _, width in buffer.columns))
+            for buffer in pipeline.buffers
+            if buffer.columns
+        }
+        self.parities = {mailbox.name: mailbox.parities for mailbox in pipeline.mailboxes}
+        self.silent = pipeline.environment["between_layers"] == "silent"
+        self.scopes = {buffer.name: buffer.scope for buffer in pipeline.buffers}
+
+    def layer(self, step: StepPlan, number: int) -> list[Action]:
+        """One layer's actions; `number` counts the layers of the kind."""
+        actions: list[Action] = []
+        event = 0
+        for item in step.items:
+            if isinstance(item, Launch):
+                actions.append(model.Launch(self.streams[item.stream], self.kernel(item, number)))
+                continue
+            fork = isinstance(item, Fork)
+            before, behind = (item.origin, item.stream) if fork else (item.stream, item.target)
+            actions.append(model.Record(self.streams[before], event))
+            actions.append(model.Wait(self.streams[behind], event))
+            event += 1
+        kind = str(self.pipeline.environment["between_layers"])
+        actions.append(model.Launch(self.streams[MAIN], between_layers(kind)))
+        return actions
+
+    def kernel(self, launch: Launch, number: int) -> Kernel:
+        """One launch with its accesses."""
+        accesses: list[Access] = []
+        polled = polled_operands(launch.contract, dict(launch.flags))
+        for binding in launch.bindings:
+            if binding.kind is not Kind.WEIGHT and binding.access is not Touch.LAYOUT:
+                accesses += self.accesses(binding, number, binding.operand in polled)
+        accesses += [
+            Access(f"workspace {launch.op}.{scratch.name}", write=True)
+            for scratch in launch.contract.scratch
+        ]
+        release = launch.contract.release
+        released = launch.pdl.release or release is Release.LIBRARY
+        return Kernel(
+            launch.name,
+            tuple(accesses),
+            pdl=launch.pdl.attribute,
+            waits=launch.contract.waits,
+            trigger=_TRIGGERS[release] if released else "never",
+        )
+
+    def accesses(self, binding: Binding, number: int, polls: bool) -> list[Access]:
+        """The accesses behind one operand."""
+        buffer, box = self.place(binding, number)
+        early = binding.phase is Phase.PROLOGUE
+        touch = binding.access
+        if binding.target not in self.parities:
+            write = touch.writes
+            found = [Access(buffer, write, early, box)]
+            if touch is Touch.UPDATE:
+                found.append(Access(buffer, False, early, box))
+            return found
+        # A poll that returns is what later plain reads of the words rest on.
+        arrived = f"{buffer} arrived"
+        found = []
+        if touch.publishes:
+            found.append(Access(buffer, True, early))
+        if polls:
+            found += [Access(buffer, False, early), Access(arrived, True, early)]
+        if touch is Touch.READ:
+            found += [Access(buffer, False, early), Access(arrived, False, early)]
+        if touch.rearms:
+            found.append(Access(buffer, True, early))
+        return found
+
+    def place(self, binding: Binding, number: int) -> tuple[str, Box]:
+        """Memory and region of an operand in layer `number`."""
+        target = binding.target
+        if target in self.parities:
+            return f"{target}@{number % self.parities[target]}", ()
+        handed_over = self.silent and target in ("hidden", "out")  # then the engine's own affair
+        if binding.kind is Kind.CACHE or handed_over:
+            return f"{target} of layer {number}", ()
+        if target in self.columns:
+            buffer, span = self.columns[target]
+            return self.scoped(buffer, number), (span,)
+        if target in self.whole:
+            return self.scoped(target, number), (self.whole[target],)
+        return self.scoped(target, number), ()
+
+    def scoped(self, buffer: str, number: int) -> str:
+        """Layer-scoped buffers exist once per layer; all others are shared."""
+        return f"{buffer} of layer {number}" if self.scopes.get(buffer) == "layer" else buffer

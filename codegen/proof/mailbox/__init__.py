@@ -1,0 +1,1 @@
+"""Mailbox protocols of a plan, explored over ranks, parities and skew."""

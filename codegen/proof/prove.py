@@ -1,0 +1,136 @@
+"""From plan to proved plan: the only thing that can be rendered.
+
+Every distinct launch list is lowered to programs (eager and captured, three layers, two steps,
+what runs between layers as declared), its overlap is synthesised, and every conflicting pair of
+accesses must be ordered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+from kpipe.codegen.diagnostics import Diagnostic, SpecError
+from kpipe.codegen.plan.methods import name_methods
+from kpipe.codegen.plan.model import Launch, PipelinePlan, StepPlan
+from kpipe.codegen.proof.lower import BETWEEN_LAYERS
+from kpipe.codegen.proof.mailboxes import mailbox_findings
+from kpipe.codegen.proof.order import Missing, Order
+from kpipe.codegen.proof.program import Access, Program
+from kpipe.codegen.proof.races import Race
+from kpipe.codegen.proof.synthesis import Synthesis, synthesise
+
+
+@dataclass(frozen=True)
+class ProvedPlan:
+    """A plan whose every launch list is free of races by the documented semantics.
+
+    `programs` are what was checked; `assumes` are declarations of the spec that the proof rests on.
+    """
+
+    pipeline: PipelinePlan
+    programs: tuple[Program, ...] = field(repr=False)
+    assumes: tuple[str, ...]
+
+    @property
+    def orders(self) -> int:
+        """Conflicting pairs of accesses that were proved ordered, over all programs."""
+        return sum(conflicts(program) for program in self.programs)
+
+
+def prove(pipeline: PipelinePlan) -> ProvedPlan:
+    """Decide every launch's overlap and prove the result.
+
+    Raises SpecError with one finding per pair of ops and buffer that no order covers, and one per
+    launch list whose mailbox protocol fails.
+    """
+    proved: dict[tuple, Synthesis] = {}
+    findings: list[Diagnostic] = []
+    for method in pipeline.methods:
+        synthesis = synthesise(pipeline, method.plan)
+        proved[method.plan.identity] = synthesis
+        findings += _findings(synthesis)
+    findings += mailbox_findings(pipeline)
+    if findings:
+        raise SpecError(findings)
+    plans = tuple(_decided(plan, proved[plan.identity].step) for plan in pipeline.plans)
+    programs = tuple(program for synthesis in proved.values() for program in synthesis.programs)
+    return ProvedPlan(
+        replace(pipeline, plans=plans, methods=name_methods(plans), status="proved"),
+        programs,
+        (f"between_layers: {pipeline.environment['between_layers']}",),
+    )
+
+
+def _decided(plan: StepPlan, step: StepPlan) -> StepPlan:
+    """The plan with the overlap that was decided for its launch list."""
+    pdls = iter(launch.pdl for launch in step.launches)
+    items = tuple(
+        replace(item, pdl=next(pdls)) if isinstance(item, Launch) else item for item in plan.items
+    )
+    return replace(plan, items=items)
+
+
+def conflicts(program: Program) -> int:
+    """Conflicting pairs of accesses of different launches; each must be ordered."""
+    shapes: dict[str, Counter[Access]] = {}
+    own = 0
+    for launch in program.launches:
+        accesses = [replace(access, early=False) for access in launch.node.accesses]
+        for access in accesses:
+            shapes.setdefault(access.buffer, Counter())[access] += 1
+        own += sum(first.conflicts(second) for first, second in combinations(accesses, 2))
+    total = 0
+    for counted in shapes.values():
+        for access, count in counted.items():
+            total += count * (count - 1) // 2 if access.conflicts(access) else 0
+        for (first, many), (second, more) in combinations(counted.items(), 2):
+            total += many * more if first.conflicts(second) else 0
+    return total - own
+
+
+_CODES = {"RAW": "KP301", "WAR": "KP302", "WAW": "KP303"}
+
+
+def _findings(synthesis: Synthesis) -> list[Diagnostic]:
+    found: dict[tuple[str, str, str, str], Diagnostic] = {}
+    for program, race in synthesis.races:
+        names = tuple(program.launches[site[0]].node.name for site in (race.first, race.second))
+        key = (*names, race.buffer.partition("@")[0], race.kind)
+        if key not in found:
+            found[key] = _finding(synthesis.step, program, race)
+    return list(found.values())
+
+
+def _finding(step: StepPlan, program: Program, race: Race) -> Diagnostic:
+    first, second = (program.launches[site[0]].node for site in (race.first, race.second))
+    buffer = race.buffer.partition("@")[0]
+    verbs = {
+        "RAW": (f"reads `{buffer}`", "has written it"),
+        "WAR": (f"rewrites `{buffer}`", "has read it"),
+        "WAW": (f"writes `{buffer}`", "has written it"),
+    }[race.kind]
+    spans = {launch.name: launch.span for launch in step.launches}
+    gap = Order(program).missing((race.first[0], "E"), (race.second[0], "S"))
+    same = first.name == second.name
+    other = f"`{first.name}` of an earlier layer" if same else f"`{first.name}`"
+    related = [("first access", spans[first.name])] if first.name in spans else []
+    return Diagnostic(
+        _CODES[race.kind],
+        f"mode `{step.mode}`: `{second.name}` {verbs[0]} before {other} {verbs[1]}",
+        spans.get(second.name) or spans.get(first.name),
+        help=_repair(program, first.name, second.name, gap),
+        related=tuple(related),
+    )
+
+
+def _repair(program: Program, first: str, second: str, gap: Missing | None) -> str:
+    silent = [program.launches[position].node.name for position in (gap.silent if gap else ())]
+    if BETWEEN_LAYERS in silent:
+        return (
+            "what runs between two layers never waits, so nothing behind it covers this one; say "
+            "`environment: {between_layers: waits}` if it does wait"
+        )
+    why = f"; {gap.text}" if gap else ""
+    return f"join the stream of `{first}` ahead of `{second}`, or put both on one stream{why}"

@@ -1,0 +1,157 @@
+"""PDL synthesis: the strongest overlap that can be proved, launch by launch.
+
+Starting from what each op allows by itself, whatever cannot be ordered loses its overlap: the
+launch whose access may come too early is launched plain, which makes it wait for everything ahead
+of it in its stream.  Releases are held only for reads that somebody behind a launch that never
+waits would overwrite: a read is over at the last exit, so that rests on the documents.  A hold for
+written data would rest on a reading that none promises (`held_exit_visible`) and is not derived:
+the reader is launched plain instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kpipe.codegen.plan.model import Item, Launch, PipelinePlan, StepPlan
+from kpipe.codegen.proof.lower import BETWEEN_LAYERS, lower
+from kpipe.codegen.proof.order import Order
+from kpipe.codegen.proof.program import Kernel, Program
+from kpipe.codegen.proof.program import Launch as Node
+from kpipe.codegen.proof.races import Race, check, scan, unfenced
+
+RULE_SETS = (False, True)  # captured?
+
+
+@dataclass(frozen=True)
+class Synthesis:
+    """A step with its overlap decided; `races` is empty where it is proved."""
+
+    step: StepPlan
+    programs: tuple[Program, ...]
+    races: tuple[tuple[Program, Race], ...]
+
+
+def synthesise(pipeline: PipelinePlan, step: StepPlan) -> Synthesis:
+    """Weaken the step until every rule set is free of races, then give back what was not needed.
+
+    The result is locally strongest: no single launch can have its overlap back.  `races` is left
+    where weakening does not help, because the ops themselves are in the wrong order.
+    """
+    asked = step
+    found = _tried(pipeline, step)
+    while found.races:
+        weakened = _weaken(found.step, found.races)
+        if weakened is found.step:
+            return found
+        found = _tried(pipeline, weakened)
+    for name in [launch.name for launch in found.step.launches]:
+        for part in ("attribute", "release"):
+            stronger = _with_overlap_of(found.step, asked, name, part)
+            if stronger is not found.step:
+                again = _tried(pipeline, stronger)
+                found = found if again.races else again
+    return found
+
+
+def _tried(pipeline: PipelinePlan, step: StepPlan) -> Synthesis:
+    programs = tuple(lower(pipeline, step, captured=captured) for captured in RULE_SETS)
+    races = tuple((program, race) for program in programs for race in races_of(program))
+    return Synthesis(step, programs, races)
+
+
+def _with_overlap_of(step: StepPlan, asked: StepPlan, name: str, part: str) -> StepPlan:
+    """The step with one launch's attribute (or release) as it was asked for; the step itself
+    where it has it."""
+    wanted = next(launch.pdl for launch in asked.launches if launch.name == name)
+    given = {key: getattr(wanted, key) for key in (part, f"{part}_reason")}
+    items: tuple[Item, ...] = tuple(
+        replace(item, pdl=replace(item.pdl, **given))
+        if isinstance(item, Launch) and item.name == name
+        else item
+        for item in step.items
+    )
+    return step if items == step.items else replace(step, items=items)
+
+
+def races_of(program: Program) -> tuple[Race, ...]:
+    """What the documents do not order, reads that rest on an unfenced trigger included."""
+    if not scan(Order(program, fences=True)).pairs:  # stricter than both, and usually enough
+        return ()
+    return tuple(dict.fromkeys((*check(program), *unfenced(program))))
+
+
+def _weaken(step: StepPlan, races: tuple[tuple[Program, Race], ...]) -> StepPlan:
+    """The step with the offending overlaps taken back; the step itself where nothing is left."""
+    own = {launch.name: launch.pdl for launch in step.launches}
+    plain: dict[str, str] = {}
+    held: dict[str, str] = {}
+    orders: dict[int, Order] = {}
+    for program, race in races:
+        order = orders.setdefault(id(program), Order(program))
+        culprit, foreign = _culprit(program, race, order)
+        first, second = (program.launches[site[0]].node.name for site in (race.first, race.second))
+        releases = first in own and own[first].release
+        if race.kind == "WAR" and releases and (foreign or culprit is None):
+            # A read ends at the last exit, and without a trigger nobody starts before that.
+            buffer = race.buffer.partition("@")[0]
+            held.setdefault(first, f"held: {second} rewrites `{buffer}` behind a silent launch")
+        elif culprit is not None and own.get(name := program.launches[culprit].node.name):
+            plain.setdefault(name, _reason(program, race, culprit))
+    items: tuple[Item, ...] = tuple(
+        _weakened(item, plain.get(item.name, ""), held.get(item.name, ""))
+        if isinstance(item, Launch)
+        else item
+        for item in step.items
+    )
+    return step if items == step.items else replace(step, items=items)
+
+
+def _weakened(launch: Launch, plain: str, held: str) -> Launch:
+    pdl = launch.pdl
+    if plain and pdl.attribute:
+        pdl = replace(pdl, attribute=False, attribute_reason=plain)
+    if held and pdl.release:
+        pdl = replace(pdl, release=False, release_reason=held)
+    return launch if pdl is launch.pdl else replace(launch, pdl=pdl)
+
+
+def _culprit(program: Program, race: Race, order: Order) -> tuple[int | None, bool]:
+    """The launch whose overlap lets the second access come too early, and whether the order is
+    lost at a launch that is not ours.
+
+    An early access is its own launch's fault.  Otherwise a launch that never waits stands in
+    between and the launch behind it trusts it; failing that, the nearest overlap ahead.
+    """
+    position, site = race.second
+    second = program.launches[position]
+    if _overlaps(second) and second.node.accesses[site].early:
+        return position, False
+    gap = order.missing((race.first[0], "E"), (position, "W" if _overlaps(second) else "S"))
+    silents = gap.silent if gap else ()
+    foreign = any(program.launches[s].node.name == BETWEEN_LAYERS for s in silents)
+    for silent in reversed(silents):
+        stream = program.launches[silent].stream
+        for behind in range(silent + 1, position + 1):
+            if program.launches[behind].stream == stream:
+                if _overlaps(program.launches[behind]):
+                    return behind, foreign
+                break
+    for ahead in range(position, -1, -1):
+        if program.launches[ahead].stream == second.stream and _overlaps(program.launches[ahead]):
+            return ahead, foreign
+    return None, foreign
+
+
+def _overlaps(node: Node) -> bool:
+    return isinstance(node.node, Kernel) and node.node.pdl
+
+
+def _reason(program: Program, race: Race, culprit: int) -> str:
+    first, second = (program.launches[site[0]].node for site in (race.first, race.second))
+    buffer = race.buffer.partition("@")[0]
+    if culprit == race.second[0] and second.accesses[race.second[1]].early:
+        verb = "writes" if second.accesses[race.second[1]].write else "reads"
+        return f"plain: {verb} `{buffer}` before its wait"
+    if culprit == race.second[0]:
+        return f"plain: its wait does not cover {first.name}, which uses `{buffer}`"
+    return f"plain: {first.name} and {second.name} share `{buffer}` across it"
