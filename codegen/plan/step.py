@@ -22,6 +22,9 @@ from kpipe.codegen.spec.document import Scalar
 from kpipe.codegen.spec.document import Sequence as SequenceNode
 
 
+_BINDING = ("KP103", "KP202")  # a wrong binding would show again as a wrong type
+
+
 def plan_step(
     resolved: Resolved, arch: str, q: int, rows: int, mode: Mode, cell: Cell, report: Report
 ) -> StepPlan:
@@ -57,7 +60,7 @@ def plan_step(
     labels = [seat.contract.name for seat in seats]
     where = f"mode `{mode.name}`"
     check_dataflow(resolved.spec, labels, seats, flags, spans, columns, where, report)
-    if not report.found:  # a wrong binding would show again as a wrong type
+    if not any(finding.code in _BINDING for finding in report.found):
         check_types(resolved.spec, labels, seats, flags, spans, columns, where, report)
     _check_conditional(resolved, seats, flags, spans, report)
     if report.found:  # a broken mode has no launches worth planning
