@@ -21,7 +21,6 @@ from kpipe.codegen.spec.document import Mapping as MappingNode
 from kpipe.codegen.spec.document import Scalar
 from kpipe.codegen.spec.document import Sequence as SequenceNode
 
-
 _BINDING = ("KP103", "KP202")  # a wrong binding would show again as a wrong type
 
 
