@@ -43,19 +43,19 @@ class Gpu:
     """The compiled library and the GPU that it runs on; RuntimeError on any CUDA error."""
 
     def __init__(self, library: Path) -> None:
-        self.library = ctypes.CDLL(str(library))
-        self.library.fuzz_error.restype = ctypes.c_char_p
-        self.library.fuzz_open.restype = ctypes.c_char_p
+        self.shared = ctypes.CDLL(str(library))
+        self.shared.fuzz_error.restype = ctypes.c_char_p
+        self.shared.fuzz_open.restype = ctypes.c_char_p
         ints = ctypes.POINTER(ctypes.c_int)
         numbers = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_ulonglong)
-        self.library.fuzz_run.argtypes = [ints, *numbers, ctypes.POINTER(ctypes.c_ubyte)]
-        name = self.library.fuzz_open()
+        self.shared.fuzz_run.argtypes = [ints, *numbers, ctypes.POINTER(ctypes.c_ubyte)]
+        name = self.shared.fuzz_open()
         if name is None:
             raise RuntimeError(self._error())
         self.name = name.decode()
 
     def _error(self) -> str:
-        return self.library.fuzz_error().decode()
+        return self.shared.fuzz_error().decode()
 
     def run(self, program: Program, repetitions: int, seed: int) -> bytes:
         """See `Machine.run`."""
@@ -64,13 +64,13 @@ class Gpu:
         broken = (ctypes.c_ubyte * max(1, len(pairs(launches))))()
         actions = (ctypes.c_int * len(table))(*table)
         arguments = (len(table) // 4, launches, repetitions, seed, broken)
-        if self.library.fuzz_run(actions, *arguments):
+        if self.shared.fuzz_run(actions, *arguments):
             raise RuntimeError(f"{self._error()} in schedule {encode(program)}")
         return bytes(broken)[: len(pairs(launches))]
 
     def close(self) -> None:
         """Give everything back, and report what the last schedule left behind."""
-        if self.library.fuzz_close():
+        if self.shared.fuzz_close():
             raise RuntimeError(self._error())
 
 
