@@ -132,19 +132,20 @@ def main() -> None:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "concise", "json", "github"]),
+    type=click.Choice(["text", "concise", "json", "github", "sarif"]),
     default="text",
     show_default=True,
 )
+@click.option("--fix", is_flag=True, help="Apply the repairs that findings carry; check again.")
 @common_options
-def check(specs: tuple[str, ...], form: str, color: str) -> int:
-    """Read, validate and plan; write nothing.
+def check(specs: tuple[str, ...], form: str, fix: bool, color: str) -> int:
+    """Read, validate and plan; write nothing, except with --fix.
 
     Without SPEC: every spec that `pipelines` in the project's settings names.
     """
     from kpipe.codegen.commands.check import run
 
-    return run(specs, form, color)
+    return run(specs, form, color, fix=fix)
 
 
 @main.command()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Severity = Literal["error", "warning", "note"]
@@ -57,12 +57,24 @@ def subspan(span: Span, text: str, offset: int, length: int) -> Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Edit:
+    """`text` in place of what stands at `span`; a span of zero width is an insertion.
+
+    A line feed in `text` becomes the line end of the file.
+    """
+
+    span: Span
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnostic:
     """One finding. Sorts by (path, line, column, code); findings without a place come first.
 
     `message` is one sentence without a full stop, `allowed` the values that would have been
     accepted, `help` the repair, `related` other places with their role ("first", "opened here"),
-    `story` lines that show how it comes about, step by step.
+    `story` lines that show how it comes about, step by step.  `fix` are the edits of the repair
+    where it is plain text; two findings that differ only in it are the same finding.
     """
 
     code: str
@@ -73,6 +85,7 @@ class Diagnostic:
     help: str = ""
     related: tuple[tuple[str, Span], ...] = ()
     story: tuple[str, ...] = ()
+    fix: tuple[Edit, ...] = field(default=(), compare=False)
 
     @property
     def sort_key(self) -> tuple[str, int, int, str, str]:

@@ -10,7 +10,7 @@ import kpipe.codegen.plan.api as plan_api
 from kpipe.codegen.diagnostics import Diagnostic, SpecError
 from kpipe.codegen.plan.model import PipelinePlan
 from kpipe.codegen.proof.api import prove_pipeline
-from kpipe.codegen.proof.prove import ProvedPlan
+from kpipe.codegen.proof.proved import ProvedPlan
 from kpipe.codegen.render.api import render_pipeline
 
 SHIPPED = Path(plan_api.__file__).resolve().parents[2] / "pipelines"

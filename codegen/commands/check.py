@@ -21,7 +21,8 @@ from kpipe.codegen.plan.api import resolve_spec
 from kpipe.codegen.plan.build import build_plan, refuse_unbuilt
 from kpipe.codegen.plan.model import PipelinePlan
 from kpipe.codegen.plan.report import Report
-from kpipe.codegen.proof.prove import ProvedPlan, prove
+from kpipe.codegen.proof.prove import orders, prove
+from kpipe.codegen.proof.proved import ProvedPlan
 from kpipe.codegen.version import __version__
 
 _BETWEEN = {
@@ -42,17 +43,23 @@ class Verdict:
     found: tuple[Diagnostic, ...] = ()
 
 
-def run(specs: tuple[str, ...], form: str, color: str) -> int:
-    """Check specs and print the result; returns the exit code."""
+def run(specs: tuple[str, ...], form: str, color: str, *, fix: bool = False) -> int:
+    """Check specs and print the result; returns the exit code.
+
+    With `fix` the repairs that the findings carry are applied first; what is printed, and the
+    exit code, is what is found after that.
+    """
     started = time.perf_counter()
     paths = expand_specs(specs)
     texts: dict[str, str] = {}
-    verdicts = []
-    progress = Progress(len(paths))
-    for number, path in enumerate(paths, 1):
-        progress.step(number, path)
-        verdicts.append(check_one(path, texts))
-    progress.close()
+    verdicts = _check_all(paths, texts)
+    if fix and any(verdict.found for verdict in verdicts):
+        from kpipe.codegen.commands.fix import apply_fixes
+
+        for line in apply_fixes(((v.path, d) for v in verdicts for d in v.found), texts):
+            click.echo(line, err=True)
+        texts.clear()
+        verdicts = _check_all(paths, texts)
     found = tuple(dict.fromkeys(d for verdict in verdicts for d in verdict.found))
     code = exit_code(found)
     if form == "json":
@@ -69,6 +76,16 @@ def run(specs: tuple[str, ...], form: str, color: str) -> int:
     took = round(1000 * (time.perf_counter() - started))
     click.echo(f"{len(paths)} pipeline{plural} checked, {count_line(found)} in {took} ms", err=True)
     return code
+
+
+def _check_all(paths: tuple[str, ...], texts: dict[str, str]) -> list[Verdict]:
+    verdicts = []
+    progress = Progress(len(paths))
+    for number, path in enumerate(paths, 1):
+        progress.step(number, path)
+        verdicts.append(check_one(path, texts))
+    progress.close()
+    return verdicts
 
 
 def check_one(path: str, texts: dict[str, str]) -> Verdict:
@@ -95,7 +112,7 @@ def _facts(proved: ProvedPlan, stages: int) -> tuple[str, ...]:
         *_count(len(plan.modes), "mode"),
         *_count(len(plan.plans), "step"),
         *_count(len(plan.methods), "launch list"),
-        f"{proved.orders} orders proved",
+        f"{orders(proved)} orders proved",
     )
 
 

@@ -70,12 +70,16 @@ def show_findings(
     color: str,
     err: bool = False,
 ) -> None:
-    """Print findings as text, concise, json or github."""
+    """Print findings as text, concise, json, github or sarif."""
     ordered = sorted(diagnostics)
     if form == "json":
         shown = render_json(ordered)
     elif form == "github":
         shown = _capped_github(ordered)
+    elif form == "sarif":
+        from kpipe.codegen.sarif import render_sarif  # lazily: it loads the whole catalogue
+
+        shown = render_sarif(ordered)
     elif form == "concise":
         shown = render_concise(ordered)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kpipe.codegen.diagnostics import Diagnostic, SpecError, did_you_mean
+from kpipe.codegen.edits import replace_word
 from kpipe.codegen.plan.build import build_plan, refuse_unbuilt
 from kpipe.codegen.plan.model import PipelinePlan
 from kpipe.codegen.plan.report import Report
@@ -25,7 +26,8 @@ def resolve_spec(path: str, texts: dict[str, str]) -> Resolved:
         span = source.span("geometry")
         near = did_you_mean(spec.geometry, known)
         hint = f"did you mean `{near}`?" if near else f"write geometry/{spec.geometry}.yaml"
-        raise SpecError((Diagnostic("KP103", message, span, allowed=known, help=hint),))
+        fix = replace_word(texts, span, spec.geometry, near) if near else ()
+        raise SpecError((Diagnostic("KP103", message, span, allowed=known, help=hint, fix=fix),))
     geometry_source = load_source(_shown(path, geometry_path), texts)
     geometry: Geometry = validate(Geometry, geometry_source)
     report = Report(source)

@@ -169,12 +169,14 @@ def _check_rearm(
         found = [seats[p].contract.name for p in rearmers]
         if found != [expected]:
             actual = " and ".join(f"`{name}`" for name in found) or "no op"
+            place = report.source.span("mailboxes", mailbox, "rearmed_by")
             report.error(
                 "KP704",
                 f"{where}: mailbox `{mailbox}` is re-armed by {actual}, the spec says `{expected}`",
-                report.source.span("mailboxes", mailbox, "rearmed_by"),
+                place,
                 help=f"write `rearmed_by: {found[0]}`"
                 if len(found) == 1
                 else f"let `{expected}`, and no other op, re-arm it in this mode",
                 related=[("in this mode", spans[users[-1]])],
+                fix=report.replacement(place, expected, found[0]) if len(found) == 1 else (),
             )

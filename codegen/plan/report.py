@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kpipe.codegen.diagnostics import Diagnostic, Span, SpecError, did_you_mean
+from kpipe.codegen.diagnostics import Diagnostic, Edit, Span, SpecError, did_you_mean
+from kpipe.codegen.edits import replace_word
 from kpipe.codegen.spec.load import Source
 
 
@@ -24,6 +25,7 @@ class Report:
         allowed: Iterable[str] = (),
         help: str = "",
         related: Iterable[tuple[str, Span]] = (),
+        fix: tuple[Edit, ...] = (),
         once: bool = False,
     ) -> None:
         """Add one error.  With `once` the same sentence is not said again of another place:
@@ -31,7 +33,7 @@ class Report:
         if once and any((d.code, d.message) == (code, message) for d in self.found):
             return
         finding = Diagnostic(
-            code, message, span, allowed=tuple(allowed), help=help, related=tuple(related)
+            code, message, span, "error", tuple(allowed), help, tuple(related), fix=fix
         )
         if finding not in self.found:
             self.found.append(finding)
@@ -41,7 +43,12 @@ class Report:
         words = tuple(allowed)
         near = did_you_mean(word, words)
         hint = f"did you mean `{near}`?" if near else ""
-        self.error("KP103", f"unknown {what} `{word}`", span, allowed=words, help=hint)
+        fix = self.replacement(span, word, near)
+        self.error("KP103", f"unknown {what} `{word}`", span, allowed=words, help=hint, fix=fix)
+
+    def replacement(self, span: Span | None, word: str, near: str) -> tuple[Edit, ...]:
+        """The edit that puts `near` for `word` at a place; none without a `near`."""
+        return replace_word(self.source.texts, span, word, near) if span and near else ()
 
     def extend(self, findings: Iterable[Diagnostic]) -> None:
         """Add findings made elsewhere."""

@@ -12,6 +12,7 @@ from kpipe.codegen.ops.contract import Access, Contract, Kind, Operand, Release
 from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.codegen.plan.bind import Memory, memory_of
 from kpipe.codegen.plan.dims import check_softmax, resolve_dims
+from kpipe.codegen.plan.join_repairs import repair_missing_joins
 from kpipe.codegen.plan.memory import derive_pitches, plan_buffers, plan_caches, plan_mailboxes
 from kpipe.codegen.plan.model import BufferPlan, CachePlan, MailboxPlan
 from kpipe.codegen.plan.modes import Mode, read_mode
@@ -81,6 +82,7 @@ def resolve(
     _check_rearm(spec, contracts, missing, report)
     slots = resolve_stages(spec, contracts, missing, targets, rows, report)
     check_words(spec, modes, slots, report)
+    repair_missing_joins(spec, modes, slots, contracts, report)
     memory = memory_of(spec, dims, rows_cap, buffers, mailboxes)
     return Resolved(
         spec, geometry, source, geometry_source, targets, rows, dims, buffers, mailboxes, caches,

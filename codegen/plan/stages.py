@@ -165,7 +165,14 @@ def _options(
                 message = f"`{given}` is not a value of `{where}`"
                 near = did_you_mean(given, option.choices)
                 hint = f"did you mean `{near}`?" if near else ""
-                report.error("KP102", message, cell.value.span, allowed=option.choices, help=hint)
+                report.error(
+                    "KP102",
+                    message,
+                    cell.value.span,
+                    allowed=option.choices,
+                    help=hint,
+                    fix=report.replacement(cell.value.span, given, near),
+                )
     return tables
 
 

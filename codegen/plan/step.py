@@ -9,6 +9,7 @@ from kpipe.codegen.ops.contract import Contract, Kind
 from kpipe.codegen.plan.bind import bind_operands, operand_dtype
 from kpipe.codegen.plan.dataflow import check_dataflow
 from kpipe.codegen.plan.flags import Seat, active, derive_flags
+from kpipe.codegen.plan.join_repairs import repair_late_joins
 from kpipe.codegen.plan.limits import check_limits, head_rows
 from kpipe.codegen.plan.model import Binding, Fork, Item, Join, Launch, Pdl, StepPlan
 from kpipe.codegen.plan.modes import Mode, Word, ancestors
@@ -59,6 +60,7 @@ def plan_step(
     labels = [seat.contract.name for seat in seats]
     where = f"mode `{mode.name}`"
     check_dataflow(resolved.spec, labels, seats, flags, spans, columns, where, report)
+    repair_late_joins(mode, report)
     if not any(finding.code in _BINDING for finding in report.found):
         check_types(resolved.spec, labels, seats, flags, spans, columns, where, report)
     _check_conditional(resolved, seats, flags, spans, report)

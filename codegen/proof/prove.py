@@ -8,35 +8,19 @@ accesses must be ordered.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import combinations
 
 from kpipe.codegen.diagnostics import Diagnostic, SpecError
-from kpipe.codegen.plan.methods import name_methods
-from kpipe.codegen.plan.model import Launch, PipelinePlan, StepPlan
+from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.proof.lower import BETWEEN_LAYERS
 from kpipe.codegen.proof.mailboxes import mailbox_findings
 from kpipe.codegen.proof.order import Missing, Order
 from kpipe.codegen.proof.program import Access, Program
+from kpipe.codegen.proof.proved import ProvedPlan, decided, remember
 from kpipe.codegen.proof.races import Race
+from kpipe.codegen.proof.story import race_story
 from kpipe.codegen.proof.synthesis import Synthesis, synthesise
-
-
-@dataclass(frozen=True)
-class ProvedPlan:
-    """A plan whose every launch list is free of races by the documented semantics.
-
-    `programs` are what was checked; `assumes` are declarations of the spec that the proof rests on.
-    """
-
-    pipeline: PipelinePlan
-    programs: tuple[Program, ...] = field(repr=False)
-    assumes: tuple[str, ...]
-
-    @property
-    def orders(self) -> int:
-        """Conflicting pairs of accesses that were proved ordered, over all programs."""
-        return sum(conflicts(program) for program in self.programs)
 
 
 def prove(pipeline: PipelinePlan) -> ProvedPlan:
@@ -54,22 +38,15 @@ def prove(pipeline: PipelinePlan) -> ProvedPlan:
     findings += mailbox_findings(pipeline)
     if findings:
         raise SpecError(findings)
-    plans = tuple(_decided(plan, proved[plan.identity].step) for plan in pipeline.plans)
+    steps = {identity: synthesis.step for identity, synthesis in proved.items()}
+    remember(pipeline, steps)
     programs = tuple(program for synthesis in proved.values() for program in synthesis.programs)
-    return ProvedPlan(
-        replace(pipeline, plans=plans, methods=name_methods(plans), status="proved"),
-        programs,
-        (f"between_layers: {pipeline.environment['between_layers']}",),
-    )
+    return decided(pipeline, steps, programs)
 
 
-def _decided(plan: StepPlan, step: StepPlan) -> StepPlan:
-    """The plan with the overlap that was decided for its launch list."""
-    pdls = iter(launch.pdl for launch in step.launches)
-    items = tuple(
-        replace(item, pdl=next(pdls)) if isinstance(item, Launch) else item for item in plan.items
-    )
-    return replace(plan, items=items)
+def orders(proved: ProvedPlan) -> int:
+    """Conflicting pairs of accesses that were proved ordered, over all programs."""
+    return sum(conflicts(program) for program in proved.programs)
 
 
 def conflicts(program: Program) -> int:
@@ -122,12 +99,18 @@ def _finding(step: StepPlan, program: Program, race: Race) -> Diagnostic:
         spans.get(second.name) or spans.get(first.name),
         help=_repair(program, first.name, second.name, gap),
         related=tuple(related),
+        story=race_story(program, race, gap.silent if gap else ()),
     )
 
 
+def _behind_the_engine(program: Program, gap: Missing | None) -> bool:
+    """Whether the order is lost at what runs between two layers."""
+    silent = gap.silent if gap else ()
+    return any(program.launches[position].node.name == BETWEEN_LAYERS for position in silent)
+
+
 def _repair(program: Program, first: str, second: str, gap: Missing | None) -> str:
-    silent = [program.launches[position].node.name for position in (gap.silent if gap else ())]
-    if BETWEEN_LAYERS in silent:
+    if _behind_the_engine(program, gap):
         return (
             "what runs between two layers never waits, so nothing behind it covers this one; say "
             "`environment: {between_layers: waits}` if it does wait"

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 
 from kpipe.codegen.cache import cache_folder
-from kpipe.codegen.proof.prove import ProvedPlan
+from kpipe.codegen.proof.proved import ProvedPlan
 from kpipe.codegen.render.context import (
     common_context,
     layer_context,

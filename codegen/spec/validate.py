@@ -10,6 +10,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from kpipe.codegen.diagnostics import Diagnostic, SpecError, did_you_mean
+from kpipe.codegen.edits import replace_word
+from kpipe.codegen.spec.document import find
 from kpipe.codegen.spec.load import Source, plain
 
 # Keys of earlier drafts of the language, with what replaces them.
@@ -67,7 +69,10 @@ def _diagnostic(model: type[BaseModel], source: Source, item: Any) -> Diagnostic
         message = f"`{_short(given)}` is not a value of `{where}`"
         if given in words:
             message, hint = f"`{where}` is the number {given}, not text", f"write {given} unquoted"
-        return Diagnostic("KP102", message, source.span(*loc), allowed=words, help=hint)
+            near = ""
+        span = source.span(*loc)
+        fix = replace_word(source.texts, span, given, near) if near else ()
+        return Diagnostic("KP102", message, span, allowed=words, help=hint, fix=fix)
     if kind == "string_pattern_mismatch":
         message = (
             f"`{_short(item['input'])}` is not a name: lower-case letters, digits and _, a letter "
@@ -183,7 +188,7 @@ def _short(value: object) -> str:
 
 def _unknown_key(model: type[BaseModel], source: Source, loc: tuple[Any, ...]) -> Diagnostic:
     fields = tuple(_fields(model, loc[:-1]))
-    word = str(loc[-1])
+    word, near = str(loc[-1]), ""
     where = ".".join(str(part) for part in loc[:-1])
     place = f" in `{where}`" if where else ""
     if not where and word in _RENAMED:
@@ -192,7 +197,10 @@ def _unknown_key(model: type[BaseModel], source: Source, loc: tuple[Any, ...]) -
         near = did_you_mean(word, fields)
         hint = f"did you mean `{near}`?" if near else "delete it"
     span = source.span(*loc, key=True)
-    return Diagnostic("KP101", f"unknown key `{word}`{place}", span, allowed=fields, help=hint)
+    message = f"unknown key `{word}`{place}"
+    free = near and find(source.root, (*loc[:-1], near)) is None
+    fix = replace_word(source.texts, span, word, near) if free else ()
+    return Diagnostic("KP101", message, span, allowed=fields, help=hint, fix=fix)
 
 
 def _fields(model: type[BaseModel], loc: tuple[Any, ...]) -> dict[str, FieldInfo]:

@@ -8,8 +8,9 @@ import pytest
 from spec_project import edit, findings_of, make_project
 
 from kpipe.codegen.diagnostics import Diagnostic, render_text
+from kpipe.codegen.plan.api import plan_pipeline
 from kpipe.codegen.proof import mailboxes
-from kpipe.codegen.proof.api import prove_pipeline
+from kpipe.codegen.proof.prove import prove
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +58,8 @@ def test_the_shipped_protocols_are_explored_once(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make_project(tmp_path)
-    spec = str(root / "pipelines" / "dsa_dcp.yaml")
-    prove_pipeline(spec)
+    plan = plan_pipeline(str(root / "pipelines" / "dsa_dcp.yaml"))
+    prove(plan)
     verdicts = len(list(cache.iterdir()))
     assert verdicts == 6  # wait, fork, fork two-shot; each as one long step and as an odd one
 
@@ -66,10 +67,10 @@ def test_the_shipped_protocols_are_explored_once(
         raise AssertionError("explored again")
 
     monkeypatch.setattr(mailboxes, "explore", explored)
-    prove_pipeline(spec)
+    prove(plan)
     monkeypatch.setattr(mailboxes, "_explorer_digest", lambda: "another explorer")
     with pytest.raises(AssertionError, match="explored again"):
-        prove_pipeline(spec)
+        prove(plan)
 
 
 def test_a_failure_is_not_remembered(tmp_path: Path, cache: Path) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from spec_project import PIPELINES, findings_edited, make_project
 
+from kpipe.codegen.plan.api import plan_pipeline
 from kpipe.codegen.plan.model import Join, Launch, PipelinePlan, StepPlan
-from kpipe.codegen.proof.api import prove_pipeline
 from kpipe.codegen.proof.lower import lower
 from kpipe.codegen.proof.program import Kernel, Program
 from kpipe.codegen.proof.program import Launch as Node
-from kpipe.codegen.proof.prove import ProvedPlan, conflicts
+from kpipe.codegen.proof.prove import conflicts, prove
+from kpipe.codegen.proof.proved import ProvedPlan
 from kpipe.codegen.proof.races import compare_all
 from kpipe.codegen.proof.synthesis import races_of
 
@@ -21,7 +22,9 @@ from kpipe.codegen.proof.synthesis import races_of
 @pytest.fixture(scope="module")
 def proved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProvedPlan]:
     root = make_project(tmp_path_factory.mktemp("project"))
-    return {name: prove_pipeline(str(root / "pipelines" / f"{name}.yaml")) for name in PIPELINES}
+    return {
+        name: prove(plan_pipeline(str(root / "pipelines" / f"{name}.yaml"))) for name in PIPELINES
+    }
 
 
 def steps(proved: ProvedPlan) -> list[tuple[PipelinePlan, StepPlan]]:
