@@ -1,11 +1,13 @@
-"""A folder for what can be computed again: compiled templates, verdicts of explorations.
+"""A folder for what can be computed again, and the digest of the sources that computed it.
 
 The only setting is `KPIPE_CACHE_DIR`; nothing that is kept there changes any output.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+from pathlib import Path
 
 
 def cache_folder(name: str) -> str | None:
@@ -17,3 +19,18 @@ def cache_folder(name: str) -> str | None:
     except OSError:
         return None
     return folder if os.access(folder, os.W_OK) else None
+
+
+def tool_digest(folder: Path = Path(__file__).parent) -> str:
+    """One digest over every Python source of kpipe.codegen, names included."""
+    total = hashlib.sha256()
+    names: list[str] = []
+    for where, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        inner = os.path.relpath(where, folder).replace(os.sep, "/")
+        names += [f"{inner}/{name}" for name in files if name.endswith(".py")]
+    for name in sorted(names):
+        data = (folder / name).read_bytes()
+        total.update(f"{name}\0{len(data)}\0".encode())
+        total.update(data)
+    return total.hexdigest()

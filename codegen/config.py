@@ -46,18 +46,20 @@ def project_root(path: Path) -> Path:
     return folder
 
 
-def geometry_file(spec: Path, name: str) -> Path | None:
-    """The geometry of that name: beside the spec, in its project, or shipped with kpipe."""
-    folder = spec.parent
-    for place in (
-        folder / "geometry",
-        folder.parent / "geometry",
+def geometry_folders(spec: Path) -> tuple[Path, ...]:
+    """Where geometries are looked for: beside the spec, in its project, shipped with kpipe."""
+    return (
+        spec.parent / "geometry",
+        spec.parent.parent / "geometry",
         project_root(spec) / "pipelines" / "geometry",
         SHIPPED / "pipelines" / "geometry",
-    ):
-        if (place / f"{name}.yaml").is_file():
-            return place / f"{name}.yaml"
-    return None
+    )
+
+
+def geometry_file(spec: Path, name: str) -> Path | None:
+    """The geometry of that name in the first of its folders that has one."""
+    files = (folder / f"{name}.yaml" for folder in geometry_folders(spec))
+    return next((file for file in files if file.is_file()), None)
 
 
 def load_config(spec: Path) -> Config:

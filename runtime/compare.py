@@ -44,7 +44,7 @@ def compare_trial(trial: Trial, rounding: Rounding | None = None) -> tuple[Stage
     """
     layer = trial.ranks[0].layer
     latent_format = layer.MEMORY.caches["latent_kv"].format
-    selection = _selection(trial)
+    selection = selection_of(trial)
     oracle = oracle_layer(
         trial.geometry,
         trial.weights,
@@ -78,10 +78,6 @@ def _materialised(trial: Trial, buffer: str) -> bool:
 
 def selection_of(trial: Trial) -> list[Tensor] | None:
     """Global positions that each row attends to, over all ranks; None where not selected yet."""
-    return _selection(trial)
-
-
-def _selection(trial: Trial) -> list[Tensor] | None:
     rows = trial.batch.rows
     chosen: list[list[Tensor]] = [[] for _ in range(rows)]
     ranks = trial.ranks if trial.ranks[0].layer.CONTEXT_PARALLEL else trial.ranks[:1]

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kpipe.codegen.cache import cache_folder
+from kpipe.codegen.cache import cache_folder, tool_digest
 from kpipe.codegen.plan.methods import name_methods
 from kpipe.codegen.plan.model import Launch, Pdl, PipelinePlan, StepPlan
-from kpipe.codegen.render.manifest import tool_digest
 
 if TYPE_CHECKING:
     from kpipe.codegen.proof.program import Program

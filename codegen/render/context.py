@@ -72,7 +72,7 @@ def shown_spec(plan: PipelinePlan) -> str:
     command ran in."""
     from pathlib import Path
 
-    from kpipe.codegen.spec.load import project_root
+    from kpipe.codegen.config import project_root
 
     path = Path(plan.path).resolve()
     return path.relative_to(project_root(path)).as_posix()

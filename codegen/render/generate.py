@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from kpipe.codegen.cache import tool_digest
 from kpipe.codegen.config import Config, display, geometry_file
 from kpipe.codegen.diagnostics import Diagnostic, Span, SpecError
 from kpipe.codegen.plan.model import PipelinePlan
@@ -19,7 +20,6 @@ from kpipe.codegen.render.manifest import (
     read_manifest,
     render_manifest,
     templates_of,
-    tool_digest,
 )
 from kpipe.codegen.render.publish import Changes, compare, read_state
 from kpipe.codegen.version import __version__

@@ -46,21 +46,6 @@ def digest(data: bytes | str) -> str:
     return hashlib.sha256(data.encode("utf-8") if isinstance(data, str) else data).hexdigest()
 
 
-def tool_digest(folder: Path = SHIPPED / "codegen") -> str:
-    """One digest over every Python source of kpipe.codegen, names included."""
-    total = hashlib.sha256()
-    names: list[str] = []
-    for where, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        inner = os.path.relpath(where, folder).replace(os.sep, "/")
-        names += [f"{inner}/{name}" for name in files if name.endswith(".py")]
-    for name in sorted(names):
-        data = (folder / name).read_bytes()
-        total.update(f"{name}\0{len(data)}\0".encode())
-        total.update(data)
-    return total.hexdigest()
-
-
 def label(path: Path, root: Path) -> str:
     """A file's name in the manifest: relative to the project, or `kpipe:` and the shipped path."""
     resolved = path.resolve()

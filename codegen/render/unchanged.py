@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kpipe.codegen.cache import tool_digest
 from kpipe.codegen.config import Config, geometry_file
 from kpipe.codegen.render.manifest import (
     Manifest,
@@ -21,7 +22,6 @@ from kpipe.codegen.render.manifest import (
     shared_templates,
     template_digest,
     template_names,
-    tool_digest,
 )
 from kpipe.codegen.version import __version__
 

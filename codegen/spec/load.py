@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from kpipe.codegen.config import geometry_file, geometry_folders, project_root
 from kpipe.codegen.diagnostics import Diagnostic, Span, SpecError, did_you_mean
 from kpipe.codegen.spec.document import (
     Entry,
@@ -50,15 +51,6 @@ class Source:
         node = find(self.root, loc)
         unwritten = isinstance(node, Scalar) and not node.raw and not node.quoted
         return span_of(self.root, loc, key=key or unwritten)
-
-
-def project_root(path: Path) -> Path:
-    """Nearest ancestor that holds pyproject.toml, kpipe.toml or .git; else the file's folder."""
-    folder = path.resolve().parent
-    for candidate in (folder, *folder.parents):
-        if any((candidate / mark).exists() for mark in ("pyproject.toml", "kpipe.toml", ".git")):
-            return candidate
-    return folder
 
 
 def load_source(path: str, texts: dict[str, str]) -> Source:
@@ -187,18 +179,10 @@ def _tuples(value: Any) -> Any:
 
 
 def find_geometry(path: str, name: str) -> tuple[Path | None, tuple[str, ...]]:
-    """The geometry file of that name beside the spec, in its project, or shipped with kpipe."""
-    folder = Path(path).parent
-    shipped = Path(__file__).resolve().parents[2] / "pipelines" / "geometry"
-    places = [
-        folder / "geometry",
-        folder.parent / "geometry",
-        project_root(Path(path)) / "pipelines" / "geometry",
-        shipped,
-    ]
-    known: dict[str, None] = {}
-    for place in places:
-        if (place / f"{name}.yaml").is_file():
-            return place / f"{name}.yaml", ()
-        known.update(dict.fromkeys(sorted(p.stem for p in place.glob("*.yaml"))))
-    return None, tuple(known)
+    """The geometry file of that name, or the names that there are where none has it."""
+    found = geometry_file(Path(path), name)
+    if found is not None:
+        return found, ()
+    folders = geometry_folders(Path(path))
+    known = (file.stem for folder in folders for file in sorted(folder.glob("*.yaml")))
+    return None, tuple(dict.fromkeys(known))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kpipe.codegen.cache import tool_digest
 from kpipe.codegen.config import SHIPPED
 from kpipe.codegen.render.manifest import (
     SCHEMA,
@@ -22,7 +23,6 @@ from kpipe.codegen.render.manifest import (
     shared_templates,
     template_digest,
     template_names,
-    tool_digest,
 )
 
 SAMPLE = Manifest(
