@@ -10,7 +10,7 @@ import click
 from kpipe.codegen.commands.common import WIDTH, aligned, exit_code, show_findings, wrapped
 from kpipe.codegen.diagnostics import SpecError
 from kpipe.codegen.plan.api import plan_pipeline
-from kpipe.codegen.plan.describe import row_list, select_plans
+from kpipe.codegen.plan.describe import matching_steps, row_list
 from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.proof.synthesis import RULE_SETS, synthesise
 from kpipe.codegen.proof.why import Answer, check_op, why
@@ -37,12 +37,7 @@ def run(
     texts: dict[str, str] = {}
     try:
         plan = plan_pipeline(spec, texts)
-        select_plans(plan, rows, q, arch)  # refuses what is not declared
-        steps = [
-            step
-            for step in plan.plans
-            if rows in (None, step.rows) and q in (None, step.q) and arch in (None, step.arch)
-        ]
+        steps = matching_steps(plan, rows, q, arch)
         for word in (first, second):
             check_op(steps, word)
     except SpecError as error:

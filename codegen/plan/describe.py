@@ -15,10 +15,10 @@ WIDTH = 110
 _MIB = 1024 * 1024
 
 
-def select_plans(
+def matching_steps(
     plan: PipelinePlan, rows: int | None, q: int | None, arch: str | None
 ) -> tuple[StepPlan, ...]:
-    """The steps that the selection names; without one, the first step of each launch list.
+    """Every step that the selection names, several per launch list; without one, all steps.
 
     Raises SpecError KP808, with what is declared, for rows, a query length or an architecture
     that the spec does not declare.
@@ -32,15 +32,25 @@ def select_plans(
     ]
     if found:
         raise SpecError(found)
-    if rows is None and q is None and arch is None:
-        return tuple(method.plan for method in plan.methods)
-    chosen = [
+    return tuple(
         step
         for step in plan.plans
         if rows in (None, step.rows) and q in (None, step.q) and arch in (None, step.arch)
-    ]
+    )
+
+
+def select_plans(
+    plan: PipelinePlan, rows: int | None, q: int | None, arch: str | None
+) -> tuple[StepPlan, ...]:
+    """The steps that the selection names; without one, the first step of each launch list.
+
+    Raises SpecError KP808 as `matching_steps`.
+    """
+    chosen = matching_steps(plan, rows, q, arch)
+    if rows is None and q is None and arch is None:
+        return tuple(method.plan for method in plan.methods)
     if rows is not None:
-        return tuple(chosen)
+        return chosen
     first: dict[tuple, StepPlan] = {}
     for step in chosen:
         first.setdefault((step.arch, step.q, step.identity), step)
