@@ -33,7 +33,7 @@ class Block:
 
     def meets(self, begin: int, end: int) -> bool:
         """Whether a byte of the block lies in the half-open range of addresses."""
-        if begin >= min(end, self.end) or end <= self.base:
+        if not self.bytes or begin >= min(end, self.end) or end <= self.base:
             return False
         if self.count == 1 or self.stride <= self.bytes:
             return True

@@ -79,7 +79,12 @@ def prove_together(plans: Sequence[PipelinePlan]) -> Together:
 
 
 def _pairs(first: PipelinePlan, second: PipelinePlan) -> Iterator[tuple[BufferPlan, BufferPlan]]:
-    """Buffers of equal name that both declare as shared, where their scopes can meet."""
+    """Buffers of equal name that both declare as shared, where their scopes can meet.
+
+    Two specs of one pipeline's name are one pipeline said twice; `generate` refuses them (KP807).
+    """
+    if first.name == second.name:
+        return
     others = {buffer.name: buffer for buffer in second.buffers if buffer.scope in SCOPES}
     for mine in first.buffers:
         theirs = others.get(mine.name)
