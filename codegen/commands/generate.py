@@ -111,11 +111,13 @@ def _together(
 
     Findings are added to `found`; returns the notes of each spec.
     """
+    prepared = [result.prepared for result in results if result.prepared is not None]
+    if found or not prepared:
+        return {}
     from kpipe.codegen.proof.api import prove_pipeline
     from kpipe.codegen.proof.shared import prove_together, shares_memory
 
-    prepared = [result.prepared for result in results if result.prepared is not None]
-    if found or not any(shares_memory(item.plan) for item in prepared):
+    if not any(shares_memory(item.plan) for item in prepared):
         return {}
     plans = [
         result.prepared.plan if result.prepared else prove_pipeline(result.spec, texts).pipeline

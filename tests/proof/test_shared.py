@@ -12,6 +12,7 @@ from spec_project import edit, make_project, plan_of
 
 from kpipe.codegen.plan.methods import name_methods
 from kpipe.codegen.plan.model import Join, PipelinePlan, StepPlan
+from kpipe.codegen.proof import shared
 from kpipe.codegen.proof.lower import STEPS, lower, lower_together
 from kpipe.codegen.proof.program import Program, Record
 from kpipe.codegen.proof.races import compare_all
@@ -312,6 +313,27 @@ def test_neighbours_are_declared_alike(pair: Pair) -> None:
         "then waits, then full)"
     )
     assert finding.span is not None and finding.span.path == two.path
+
+
+def test_every_alternation_is_looked_at(
+    both: tuple[PipelinePlan, PipelinePlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both orders, eager and captured, streams by name and streams of each pipeline's own."""
+    seen = set()
+
+    def spied(layers, *, captured, own_streams):  # noqa: ANN001, ANN202
+        names = "".join(plan.name[0] for plan, _ in layers)
+        forks = any(len(step.streams) > 1 for _, step in layers)
+        seen.add((names, captured, own_streams, forks))
+        return lower_together(layers, captured=captured, own_streams=own_streams)
+
+    monkeypatch.setattr(shared, "lower_together", spied)
+    prove_together(both)
+    assert seen == {
+        (names, captured, own, forks)
+        for names, captured, own, forks in product(("oto", "tot"), *[(False, True)] * 3)
+        if forks or not own
+    }
 
 
 def test_a_pair_of_launch_lists_costs_little(both: tuple[PipelinePlan, PipelinePlan]) -> None:
