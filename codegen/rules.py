@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule of the catalogue; `bad` is an excerpt, `repair` one sentence or two."""
-
-    code: str
-    name: str
-    why: str
-    bad: str
-    repair: str
-
+from kpipe.codegen.rule import Rule
+from kpipe.codegen.rules_memory import MEMORY_RULES
 
 _RULES = (
     Rule(
@@ -258,6 +248,7 @@ _RULES = (
         "fork: {main: [packed_gemm, fork side, core], side: [mla_query]}",
         "Write `join STREAM` ahead of the first op that needs its results.",
     ),
+    *MEMORY_RULES,
     Rule(
         "KP701",
         "mailbox read without a poll, or polled without a publish",

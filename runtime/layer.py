@@ -34,6 +34,7 @@ from kpipe.runtime.op import Op, ReferenceOp
 from kpipe.runtime.rows import check_rows
 from kpipe.runtime.scales import check_latent_scales, check_scale
 from kpipe.runtime.sharding import Shard
+from kpipe.runtime.storage import Block, block_of, overlaps
 
 
 @dataclass(frozen=True)
@@ -46,22 +47,37 @@ class Memory:
     buffers: Mapping[str, BufferSpec]
     mailboxes: Mapping[str, MailboxSpec] = field(default_factory=dict)
     geometry: Mapping[str, float] = field(default_factory=dict)  # model dimensions, epsilons
+    model: str = ""  # name of the model, for buffers that its pipelines share
 
 
 class Scratch:
-    """Buffers that the layers of one kind share on one device."""
+    """Buffers that layers share on one device; layers of all kinds and models take one.
+
+    Who gets the same buffer under one name is decided by its scope: `layer`, nobody else; `kind`,
+    layers of one pipeline; `model`, pipelines of one model; `device`, all.
+    """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
-        self.buffers: dict[str, Tensor] = {}
+        self.buffers: dict[tuple[str | int, ...], Tensor] = {}
 
-    def buffer(self, name: str, spec: BufferSpec, rows_cap: int, layer: int = 0) -> Tensor:
-        """The buffer of that name, allocated on first use; scope `layer` gives each its own.
+    def buffer(
+        self,
+        name: str,
+        spec: BufferSpec,
+        rows_cap: int,
+        layer: int = 0,
+        *,
+        kind: str = "",
+        model: str = "",
+    ) -> Tensor:
+        """The buffer of that name for a layer of pipeline `kind`, allocated on first use.
 
-        Raises LayerError where another layer has declared it differently.
+        Raises LayerError where another layer that shares it has declared it differently.
         """
         shape = tuple(rows_cap if axis == "rows" else axis for axis in spec.shape)
-        key = f"{name}@{layer}" if spec.scope == "layer" else name
+        owner = {"layer": (kind, layer), "kind": (kind,), "model": (model,), "device": ()}
+        key = (spec.scope, name, *owner[spec.scope])
         known = self.buffers.get(key)
         if known is None:
             make = torch.zeros if spec.zeroed else torch.empty
@@ -124,6 +140,7 @@ class Layer:
         self._weights = self._checked_weights(weights)
         self._bind_caches(caches)
         self._bind_memory(scratch or Scratch(), layer)
+        self._check_storage()
         for stream in ("main", *self.STREAMS):
             setattr(self, stream, HostStream(stream))
         self._stop_after = ""
@@ -231,13 +248,36 @@ class Layer:
 
     def _bind_memory(self, scratch: Scratch, layer: int) -> None:
         self.buffers = {
-            name: scratch.buffer(name, spec, self.ROWS_CAP, layer)
+            name: scratch.buffer(
+                name, spec, self.ROWS_CAP, layer, kind=self.NAME, model=self.MEMORY.model
+            )
             for name, spec in self.MEMORY.buffers.items()
         }
         self._mailboxes = {
             name: self.comm.mailbox(spec, layer % spec.parities)
             for name, spec in self.MEMORY.mailboxes.items()
         }
+
+    def _check_storage(self) -> None:
+        """Everything that prepare() binds must lie on bytes of its own."""
+        caches = {name: getattr(self, name).data for name in self.MEMORY.caches}
+        mailboxes = {name: box.local for name, box in self._mailboxes.items()}
+        self._blocks = [
+            *(block_of(f"weight {n}", t, written=False) for n, t in self._weights.items()),
+            *(block_of(f"cache {n}", t) for n, t in caches.items()),
+            *(block_of(f"buffer {n}", t) for n, t in self.buffers.items()),
+            *(block_of(f"mailbox {n}", t) for n, t in mailboxes.items()),
+        ]
+        self._step_addresses: tuple[tuple[int, ...], ...] = ()
+        self._refuse_overlaps(self._blocks)
+
+    def _refuse_overlaps(self, blocks: list[Block]) -> None:
+        found = [f"{one.name} and {other.name}" for one, other in overlaps(blocks)]
+        if found:
+            raise LayerError(
+                f"{self.NAME}: {', '.join(found)} share storage; the schedule is proved for "
+                "memory that does not overlap (KP601): give each its own"
+            )
 
     def _bound(self, op: Op) -> dict[str, Any]:
         bound: dict[str, Any] = {name: self._weights[name] for name in op.weights}
@@ -268,7 +308,16 @@ class Layer:
     def _check_step(self, step: Step) -> None:
         sizes = {"rows": step.rows, "requests": step.rows // step.q}
         check_rows(step.rows, step.lengths, step.block_table, step.q, self.NAME)
-        check_tensors(f"{self.NAME} step", given(step), self.MEMORY.step, sizes)
+        tensors = given(step)
+        check_tensors(f"{self.NAME} step", tensors, self.MEMORY.step, sizes)
+        addresses = tuple((tensor.data_ptr(), *tensor.shape) for tensor in tensors.values())
+        if addresses != self._step_addresses:  # an engine hands in the same ones again and again
+            step_blocks = [
+                block_of(f"step {name}", tensor, written=name == "out")
+                for name, tensor in tensors.items()
+            ]
+            self._refuse_overlaps([*self._blocks, *step_blocks])
+            self._step_addresses = addresses
 
     def _padded(self, step: Step, size: int) -> Step:
         """The step with padding rows: length 0, page 0, slot -1; hidden rows are zero."""

@@ -39,6 +39,7 @@ class TensorSpec:
 class BufferSpec:
     """Scratch of a layer, allocated for `rows_cap` rows.
 
+    `scope` says who else gets this buffer: layer, kind, model or device (see `Scratch`);
     `columns` names blocks of the last axis: name -> (offset, width).
     """
 

@@ -19,27 +19,31 @@ from kpipe.codegen.proof.program import (
     Launch,
     Program,
     Record,
+    Reuse,
     Segment,
     Wait,
 )
 from kpipe.codegen.proof.races import Race
 from kpipe.codegen.proof.unroll import place, unroll
+from kpipe.codegen.proof.zeros import Dirty
 from kpipe.codegen.spec.document import read_document, to_plain
 
 FOLDER = Path(__file__).parent / "racebench"
 
 _KEYS = {"steps", "slots", "modes", "kernels", "order", "races"}
-_ACCESSES = {  # key of a kernel -> writes, early
-    "reads": (False, False),
-    "writes": (True, False),
-    "reads_early": (False, True),
-    "writes_early": (True, True),
+_ACCESSES = {  # key of a kernel -> writes, early, zero
+    "reads": (False, False, False),
+    "writes": (True, False, False),
+    "reads_early": (False, True, False),
+    "writes_early": (True, True, False),
+    "zeros": (True, False, True),
 }
 _KERNEL = {"copy", "pdl", "waits", "trigger", "fenced", *_ACCESSES}
 _RACE = ("first", "second", "buffer", "kind", "verdict")
 _BUFFER = re.compile(r"(\w+)(?: (\d+):(\d+))?")
 _EVENT = re.compile(r"(\w+) -> (\w+)")
 _NAMED = re.compile(r"(\w+) on (\w+)")
+_FREED = re.compile(r"(\w+(?: \d+:\d+)?) on (\w+)")
 _SEGMENT = re.compile(r"eager|captured on (\w+)")
 
 # first, second, buffer, kind, verdict
@@ -67,6 +71,11 @@ class Bench:
         verdict = f"assumed:{race.assumption}" if race.assumption else race.verdict
         first, second = (self.name(mode, site[0]) for site in (race.first, race.second))
         return first, second, race.buffer, race.kind, verdict
+
+    def say_dirty(self, mode: str, found: Dirty) -> Expected:
+        """Memory that is expected to be zero and is not, as the file would state it."""
+        first, second = (self.name(mode, site[0]) for site in (found.first, found.second))
+        return first, second, found.buffer, "ZERO", "dirty"
 
 
 def program_lines(path: Path) -> list[str]:
@@ -106,8 +115,8 @@ def _only(path: Path, given: Mapping[str, Any], known: set[str]) -> None:
 def _kernel(path: Path, name: str, entry: Mapping[str, Any]) -> Kernel | Copy:
     _only(path, entry, _KERNEL)
     accesses = tuple(
-        Access(buffer, write, early, box)
-        for key, (write, early) in _ACCESSES.items()
+        Access(buffer, write, early, box, zero)
+        for key, (write, early, zero) in _ACCESSES.items()
         for buffer, box in (_buffer(path, text) for text in entry.get(key, ()))
     )
     if entry.get("copy"):
@@ -170,6 +179,11 @@ class _Order:
             name, stream = _match(self.path, _NAMED, text)
             action = Record if word == "record" else Wait
             return [action(self._stream(stream), self._event(name))]
+        if word == "free":
+            given, stream = _match(self.path, _FREED, text)
+            buffer, box = _buffer(self.path, given)
+            reuse = Reuse(f"reuse of {buffer}", (Access(buffer, True, box=box),))
+            return [Launch(self._stream(stream), reuse)]
         return [self._launch(self._stream(word), name) for name in text.split()]
 
     def _launch(self, stream: int, name: str) -> Launch:

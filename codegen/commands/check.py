@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import click
 
@@ -23,6 +24,7 @@ from kpipe.codegen.plan.model import PipelinePlan
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.proof.prove import orders, prove
 from kpipe.codegen.proof.proved import ProvedPlan
+from kpipe.codegen.proof.shared import prove_together, shares_memory
 from kpipe.codegen.version import __version__
 
 _BETWEEN = {
@@ -41,6 +43,7 @@ class Verdict:
     facts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     found: tuple[Diagnostic, ...] = ()
+    plan: PipelinePlan | None = field(default=None, repr=False)  # where it is proved
 
 
 def run(specs: tuple[str, ...], form: str, color: str, *, fix: bool = False) -> int:
@@ -85,7 +88,30 @@ def _check_all(paths: tuple[str, ...], texts: dict[str, str]) -> list[Verdict]:
         progress.step(number, path)
         verdicts.append(check_one(path, texts))
     progress.close()
-    return verdicts
+    return _together(verdicts)
+
+
+def _together(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The verdicts with what follows from buffers that pipelines of this run share."""
+    plans = [verdict.plan for verdict in verdicts if verdict.plan is not None]
+    if not any(map(shares_memory, plans)):
+        return list(verdicts)
+    together = prove_together(plans)
+    changed = []
+    for verdict in verdicts:
+        found = tuple(d for d in together.found if d.span and d.span.path == verdict.path)
+        notes = (*verdict.notes, *together.notes.get(verdict.path, ()))
+        if found:
+            verdict = replace(verdict, status="findings", found=(*verdict.found, *found))
+        changed.append(replace(verdict, notes=notes))
+    listed = {d for verdict in changed for d in verdict.found}
+    rest = tuple(d for d in together.found if d not in listed)  # at a file that a spec extends
+    if rest:
+        last = max(i for i, verdict in enumerate(changed) if verdict.plan is not None)
+        changed[last] = replace(
+            changed[last], status="findings", found=(*changed[last].found, *rest)
+        )
+    return changed
 
 
 def check_one(path: str, texts: dict[str, str]) -> Verdict:
@@ -102,7 +128,7 @@ def check_one(path: str, texts: dict[str, str]) -> Verdict:
     except SpecError as error:
         return Verdict(path, "findings", found=error.diagnostics)
     facts = _facts(proved, len(resolved.spec.stages))
-    return Verdict(path, "ok", facts, _notes(proved.pipeline))
+    return Verdict(path, "ok", facts, _notes(proved.pipeline), plan=proved.pipeline)
 
 
 def _facts(proved: ProvedPlan, stages: int) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ def run(specs: tuple[str, ...], mode: str, out: str | None, force: bool, color: 
     paths = expand_specs(specs)
     texts: dict[str, str] = {}
     results, found = _prepare_all(paths, out, force, texts)
+    notes = _together(results, texts, found)
     found += _shared_folders(results)
     if mode != "write":  # a newer kpipe that writes the same bytes is not drift
         results = [
@@ -68,7 +69,7 @@ def run(specs: tuple[str, ...], mode: str, out: str | None, force: bool, color: 
             click.echo(_diff(item.changes), nl=False)
     for line in _lines(results, _DONE if mode == "write" else _SEEN):
         click.echo(line, err=mode == "diff")
-    _talk(drifted)
+    _talk(drifted, notes)
     if mode != "write" and drifted:
         named = " ".join(item.spec for item in drifted)
         click.echo(f"to bring it up to date: kpipe generate {named}", err=True)
@@ -101,6 +102,30 @@ def _prepare_all(
             found += [d for d in error.diagnostics if d not in found]
     progress.close()
     return results, found
+
+
+def _together(
+    results: list[Result], texts: dict[str, str], found: list[Diagnostic]
+) -> dict[str, tuple[str, ...]]:
+    """Prove what pipelines of this run share, if a folder that may change shares something.
+
+    Findings are added to `found`; returns the notes of each spec.
+    """
+    prepared = [result.prepared for result in results if result.prepared is not None]
+    if found or not prepared:
+        return {}
+    from kpipe.codegen.proof.api import prove_pipeline
+    from kpipe.codegen.proof.shared import prove_together, shares_memory
+
+    if not any(shares_memory(item.plan) for item in prepared):
+        return {}
+    plans = [
+        result.prepared.plan if result.prepared else prove_pipeline(result.spec, texts).pipeline
+        for result in results
+    ]
+    together = prove_together(plans)
+    found += together.found
+    return together.notes
 
 
 def _shared_folders(results: list[Result]) -> list[Diagnostic]:
@@ -140,9 +165,11 @@ def _summary(result: Result, words: dict[str, str]) -> str:
     return ", ".join(f"{count} {word}" for count, word in counts if count)
 
 
-def _talk(drifted: list[Prepared]) -> None:
+def _talk(drifted: list[Prepared], notes: dict[str, tuple[str, ...]]) -> None:
     """What a reader of the diff should know and the files do not say loudly."""
     for item in drifted:
+        for note in notes.get(item.spec, ()):
+            click.echo(f"{item.spec}: {note}", err=True)
         for mode, other, reason in item.plan.fallbacks:
             click.echo(f"{item.spec}: {mode} -> {other}: {reason}", err=True)
 

@@ -125,5 +125,14 @@ def refuse_unbuilt(resolved: Resolved) -> None:
                 report.source.span(section, key=True),
                 help="mark the spec as a draft to have it checked",
             )
+    for name, buffer in spec.buffers.items():
+        if buffer.scope == "step":
+            report.error(
+                "KP130",
+                f"buffer `{name}`: scope `step` is written by `step` stages, which kpipe does not "
+                "generate yet",
+                report.source.span("buffers", name, "scope"),
+                help="mark the spec as a draft, or give it the scope `kind`",
+            )
     if report.found:
         raise SpecError(tuple(report.found))

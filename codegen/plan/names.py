@@ -23,6 +23,7 @@ LAYER_WORDS = frozenset(
         *("checked_weights", "comm", "declared_rows", "declared_rows_of", "enter", "entered"),
         *("finish", "mailboxes", "main", "on", "padded", "prepare", "refuse_missing_kernels"),
         *("remaining", "run", "sequence", "shard", "stop_after", "views", "weights"),
+        *("blocks", "check_storage", "refuse_overlaps", "step_addresses"),
         *("at", "self", "step"),
     )
 )

@@ -28,7 +28,16 @@ from kpipe.codegen.proof.instants import (
     triggers,
     waits,
 )
-from kpipe.codegen.proof.program import Copy, Kernel, Launch, Program, Record, Segment, Wait
+from kpipe.codegen.proof.program import (
+    Copy,
+    Kernel,
+    Launch,
+    Program,
+    Record,
+    Reuse,
+    Segment,
+    Wait,
+)
 
 
 class Edge(NamedTuple):
@@ -56,10 +65,11 @@ class Unbound:
 @dataclass(frozen=True)
 class Edges:
     """`parents[i]` lists the edges into the instant with number i, all from smaller numbers;
-    `queues[p]` is the queue that runs launch p."""
+    `queues[p]` is the queue that runs launch p, `in_graph[p]` whether it is a node of a graph."""
 
     launches: tuple[Launch, ...]
     queues: tuple[int, ...]
+    in_graph: tuple[bool, ...]
     parents: tuple[tuple[Edge, ...] | list[Edge], ...]
     unbound: tuple[Unbound, ...]
 
@@ -109,7 +119,11 @@ class Builder:
         for position, segment in enumerate(program.segments):
             self._segment(position, segment)
         return Edges(
-            tuple(self.launches), tuple(self.queues), tuple(self.parents), tuple(self.unbound)
+            tuple(self.launches),
+            tuple(self.queues),
+            tuple(self.in_graph),
+            tuple(self.parents),
+            tuple(self.unbound),
         )
 
     def _segment(self, position: int, segment: Segment) -> None:
@@ -174,6 +188,10 @@ class Builder:
     def _eager_launch(self, launch: Launch, stream: Stream) -> None:
         position = self._add(launch, launch.stream, in_graph=False)
         node = launch.node
+        if isinstance(node, Reuse):  # behind all of the stream, and nothing is behind it
+            self._joined(stream, position)
+            self._behind_tail(stream, position)
+            return
         parent = stream.parent if isinstance(node, Kernel) and node.pdl else None
         self._joined(stream, position)
         if parent is None:
@@ -210,6 +228,10 @@ class Builder:
                 node = self._add(action, segment.stream, in_graph=True)
                 if not front:
                     roots.append(node)
+                if isinstance(action.node, Reuse):
+                    for dependency, event in front.items():
+                        self._full(dependency, node, "graph_full", event)
+                    continue
                 self._graph_node(node, front, running)
                 fronts[action.stream] = {node: -1}
             elif isinstance(action, Record):

@@ -7,19 +7,30 @@ schedule is safe only together with its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kpipe.codegen.ops.contract import Access as Touch
 from kpipe.codegen.ops.contract import Kind, Phase, Release
 from kpipe.codegen.plan.flags import polled_operands
 from kpipe.codegen.plan.model import MAIN, Binding, Fork, Launch, PipelinePlan, StepPlan
 from kpipe.codegen.proof import program as model
-from kpipe.codegen.proof.program import Access, Action, Box, Copy, Kernel, Program, Segment
+from kpipe.codegen.proof.program import (
+    Access,
+    Action,
+    Box,
+    Copy,
+    Kernel,
+    Program,
+    Reuse,
+    Segment,
+)
 
 # Three layers in a step and two steps: one more copy than two parities need, and the odd number
 # makes the last layer of a step and the first of the next share a parity.
 LAYERS, STEPS = 3, 2
 BETWEEN_LAYERS = "between layers"
+RELEASE = "release of step tensors"
+WORKSPACE = "workspace "  # in front of the names of private workspaces
 INPUTS = ("lengths", "slots", "index_slots", "block_table", "index_table")
 _TRIGGERS: Mapping[Release, model.Trigger] = {
     Release.NEVER: "never",
@@ -31,23 +42,63 @@ _TRIGGERS: Mapping[Release, model.Trigger] = {
 
 
 def lower(
-    pipeline: PipelinePlan, step: StepPlan, *, captured: bool, layers: int = LAYERS
+    pipeline: PipelinePlan,
+    step: StepPlan,
+    *,
+    captured: bool,
+    layers: int = LAYERS,
+    released: bool = False,
 ) -> Program:
     """The program of `STEPS` steps of `layers` layers each.
 
     Eager: everything is issued on the streams.  Captured: each step's layers are one graph; the
-    engine's writes of step inputs stay outside it.
+    engine's writes of step inputs stay outside it.  With `released` the engine gives each layer's
+    step tensors back to its allocator as soon as the layer has been issued.
     """
     streams = {name: number for number, name in enumerate(step.streams)}
     lowering = _Lowering(pipeline, streams)
-    inputs = Segment((model.Launch(0, _engine_inputs(pipeline)),))
-    body = tuple(action for layer in range(layers) for action in lowering.layer(step, layer))
-    return Program((inputs, Segment(body, captured=captured)) * STEPS)
+    inputs = Segment((model.Launch(0, _engine_inputs([pipeline])),))
+    body: list[Action] = []
+    for number in range(layers):
+        actions = lowering.layer(step, number)
+        if released:
+            actions.insert(-1, model.Launch(streams[MAIN], _release(pipeline, actions)))
+        body += actions
+    return Program((inputs, Segment(tuple(body), captured=captured)) * STEPS)
 
 
-def _engine_inputs(pipeline: PipelinePlan) -> Copy:
+def lower_together(
+    layers: Sequence[tuple[PipelinePlan, StepPlan]], *, captured: bool, own_streams: bool
+) -> Program:
+    """The program of `STEPS` steps in which layers of several pipelines follow each other.
+
+    `layers` are one step's, in order; their pipelines declare the same `between_layers`.  Memory
+    that a pipeline has for itself, and the names of its launches, carry the pipeline's name.  Side
+    streams of equal name are one stream, or with `own_streams` one of each pipeline.
+    """
+    streams: dict[str, int] = {MAIN: 0}
+    lowerings: dict[str, _Lowering] = {}
+    counts: dict[str, int] = {}
+    body: list[Action] = []
+    for pipeline, step in layers:
+        own = f"@{pipeline.name}" if own_streams else ""
+        names = {name: MAIN if name == MAIN else f"{name}{own}" for name in step.streams}
+        for name in names.values():
+            streams.setdefault(name, len(streams))
+        lowering = lowerings.setdefault(
+            pipeline.name,
+            _Lowering(pipeline, {n: streams[known] for n, known in names.items()}, pipeline.name),
+        )
+        number = counts.setdefault(pipeline.name, 0)
+        counts[pipeline.name] += 1
+        body += lowering.layer(step, number)
+    inputs = Segment((model.Launch(0, _engine_inputs([pipeline for pipeline, _ in layers])),))
+    return Program((inputs, Segment(tuple(body), captured=captured)) * STEPS)
+
+
+def _engine_inputs(pipelines: Sequence[PipelinePlan]) -> Copy:
     """The engine's copies of the step's lengths, slots and tables, in stream order."""
-    names = {tensor.name for tensor in pipeline.step}
+    names = {tensor.name for pipeline in pipelines for tensor in pipeline.step}
     return Copy("step inputs", tuple(Access(n, write=True) for n in INPUTS if n in names))
 
 
@@ -65,11 +116,30 @@ def between_layers(kind: str) -> Kernel:
     return Kernel(BETWEEN_LAYERS, accesses, pdl=True, waits=True, trigger="after_wait")
 
 
-class _Lowering:
-    """Names of memory and numbers of events while one plan is lowered."""
+def _release(pipeline: PipelinePlan, layer: Sequence[Action]) -> Reuse:
+    """What may come in the place of the step tensors that a layer has used."""
+    names = {tensor.name for tensor in pipeline.step}
+    used = {
+        access.buffer
+        for action in layer[:-1]  # the last one is the engine's own
+        if isinstance(action, model.Launch)
+        for access in action.node.accesses
+        if access.buffer.partition(" of layer ")[0] in names
+    }
+    return Reuse(RELEASE, tuple(Access(name, write=True) for name in sorted(used)))
 
-    def __init__(self, pipeline: PipelinePlan, streams: Mapping[str, int]) -> None:
+
+class _Lowering:
+    """Names of memory and numbers of events while one plan is lowered.
+
+    `owner` is the pipeline's name where several share a program: it is put behind the names of
+    what the pipeline has for itself.
+    """
+
+    def __init__(self, pipeline: PipelinePlan, streams: Mapping[str, int], owner: str = "") -> None:
         self.pipeline = pipeline
+        self.owner = owner
+        self.own = f"@{owner}" if owner else ""
         self.streams = streams
         self.columns = {
             name: (buffer.name, (offset, offset + width))
@@ -110,13 +180,17 @@ class _Lowering:
             if binding.kind is not Kind.WEIGHT and binding.access is not Touch.LAYOUT:
                 accesses += self.accesses(binding, number, binding.operand in polled)
         accesses += [
-            Access(f"workspace {launch.op}.{scratch.name}", write=True)
+            Access(
+                f"{WORKSPACE}{launch.op}.{scratch.name}{self.own}",
+                write=True,
+                zero=scratch.zero_once,
+            )
             for scratch in launch.contract.scratch
         ]
         release = launch.contract.release
         released = launch.pdl.release or release is Release.LIBRARY
         return Kernel(
-            launch.name,
+            f"{self.owner}.{launch.name}" if self.owner else launch.name,
             tuple(accesses),
             pdl=launch.pdl.attribute,
             waits=launch.contract.waits,
@@ -151,10 +225,10 @@ class _Lowering:
         """Memory and region of an operand in layer `number`."""
         target = binding.target
         if target in self.parities:
-            return f"{target}@{number % self.parities[target]}", ()
+            return f"{target}@{number % self.parities[target]}{self.own}", ()
         handed_over = self.silent and target in ("hidden", "out")  # then the engine's own affair
         if binding.kind is Kind.CACHE or handed_over:
-            return f"{target} of layer {number}", ()
+            return f"{target} of layer {number}{self.own}", ()
         if target in self.columns:
             buffer, span = self.columns[target]
             return self.scoped(buffer, number), (span,)
@@ -163,5 +237,12 @@ class _Lowering:
         return self.scoped(target, number), ()
 
     def scoped(self, buffer: str, number: int) -> str:
-        """Layer-scoped buffers exist once per layer; all others are shared."""
-        return f"{buffer} of layer {number}" if self.scopes.get(buffer) == "layer" else buffer
+        """Memory of a buffer in layer `number`, by its scope.
+
+        layer: each layer's own.  kind: one for all layers of the pipeline.  model, device: one
+        for all pipelines that declare it.  Step tensors have no scope: the engine's, by name.
+        """
+        scope = self.scopes.get(buffer)
+        if scope == "layer":
+            return f"{buffer} of layer {number}{self.own}"
+        return f"{buffer}{self.own}" if scope == "kind" else buffer

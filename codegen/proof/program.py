@@ -21,12 +21,16 @@ class Access:
 
     `early` accesses may happen from the first resident CTA on (in front of the wait); others
     begin behind the kernel's wait.  In a kernel that never waits every access is early.
+
+    `zero` marks a write that leaves only zeros.  A kernel's also expects them, as counters do that
+    reset themselves; a copy's is a memset and expects nothing.
     """
 
     buffer: str
     write: bool
     early: bool = False
     box: Box = ()
+    zero: bool = False
 
     def conflicts(self, other: Access) -> bool:
         """Same memory, and at least one of the two writes it."""
@@ -61,6 +65,16 @@ class Copy:
 
     name: str
     accesses: tuple[Access, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reuse(Copy):
+    """Memory that the host gives back: what a later allocation in its place may do.
+
+    A caching allocator hands a block on as soon as the host has given it back, to whatever is
+    issued next on the stream that owns it.  So this writes the block in plain stream order, from
+    here on; nothing waits for it, and what the host issues later uses another allocation.
+    """
 
 
 @dataclass(frozen=True)

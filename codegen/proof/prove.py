@@ -15,8 +15,9 @@ from kpipe.codegen.diagnostics import Diagnostic, SpecError
 from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.proof.lower import BETWEEN_LAYERS
 from kpipe.codegen.proof.mailboxes import mailbox_findings
+from kpipe.codegen.proof.memory_rules import dirty_findings, memory_finding
 from kpipe.codegen.proof.order import Missing, Order
-from kpipe.codegen.proof.program import Access, Program
+from kpipe.codegen.proof.program import Access, Program, Reuse
 from kpipe.codegen.proof.proved import ProvedPlan, decided, remember
 from kpipe.codegen.proof.races import Race
 from kpipe.codegen.proof.story import race_story
@@ -54,6 +55,8 @@ def conflicts(program: Program) -> int:
     shapes: dict[str, Counter[Access]] = {}
     own = 0
     for launch in program.launches:
+        if isinstance(launch.node, Reuse):  # checked besides, and not counted
+            continue
         accesses = [replace(access, early=False) for access in launch.node.accesses]
         for access in accesses:
             shapes.setdefault(access.buffer, Counter())[access] += 1
@@ -76,8 +79,10 @@ def _findings(synthesis: Synthesis) -> list[Diagnostic]:
         names = tuple(program.launches[site[0]].node.name for site in (race.first, race.second))
         key = (*names, race.buffer.partition("@")[0], race.kind)
         if key not in found:
-            found[key] = _finding(synthesis.step, program, race)
-    return list(found.values())
+            found[key] = memory_finding(synthesis.step, program, race) or _finding(
+                synthesis.step, program, race
+            )
+    return [*found.values(), *dirty_findings(synthesis.step, synthesis.programs)]
 
 
 def _finding(step: StepPlan, program: Program, race: Race) -> Diagnostic:

@@ -2,6 +2,10 @@
 
 A pair in host order is safe iff the end of the first (X for a read, E for a write) precedes the
 begin of the second (S in front of a wait or without one, W behind it).
+
+Memory that the host gives back (`Reuse`) conflicts with what was issued ahead of it.  What comes
+later uses another allocation, except for a graph that has used the memory before: its nodes keep
+the address, so their accesses are racy whatever orders them.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import Literal
 
 from kpipe.codegen.proof.instants import PER_LAUNCH, begin, end, known, number
 from kpipe.codegen.proof.order import Order
-from kpipe.codegen.proof.program import Access, Program
+from kpipe.codegen.proof.program import Access, Program, Reuse
 
 Kind = Literal["RAW", "WAR", "WAW"]
 Verdict = Literal["assumed", "racy"]
@@ -45,11 +49,17 @@ class Race:
 
 @dataclass
 class _History:
-    """The accesses of one buffer so far: their ends as bit sets, and who they are."""
+    """The accesses of one buffer so far: their ends as bit sets, and who they are.
+
+    `captured`: some are of graphs, which keep the address; `returned`: where the host has then
+    given the memory back.
+    """
 
     writes: int = 0
     reads: int = 0
     sites: dict[int, list[tuple[int, Access]]] = field(default_factory=dict)
+    captured: bool = False
+    returned: list[tuple[int, int, Access]] = field(default_factory=list)
 
 
 @dataclass
@@ -86,8 +96,16 @@ def scan(order: Order, assumptions: frozenset[str] = frozenset()) -> Scan:
             if late:
                 for first in _late(order, history, late, access, assumptions, found):
                     found.pairs.append((*first, position, site))
+            if history.returned and order.edges.in_graph[position] and not isinstance(node, Reuse):
+                for first, first_site, given in history.returned:
+                    if given.conflicts(access):
+                        found.pairs.append((first, first_site, position, site))
         for site, access in enumerate(node.accesses):  # no access conflicts with its own launch
-            _remember(order, histories, position, site, access, assumptions)
+            if not isinstance(node, Reuse):
+                _remember(order, histories, position, site, access, assumptions)
+            elif not order.edges.in_graph[position]:
+                history = histories.get(access.buffer, _History())
+                history.returned += [(position, site, access)] if history.captured else []
     found.pairs.sort()
     return found
 
@@ -122,6 +140,7 @@ def _remember(
     assumptions: frozenset[str],
 ) -> None:
     history = histories.setdefault(access.buffer, _History())
+    history.captured = history.captured or order.edges.in_graph[position]
     node = order.launches[position].node
     bit = 1 << number(position, node, end(access, assumptions))
     if access.write:
@@ -147,13 +166,28 @@ def compare_all(program: Program, assumptions: frozenset[str] = frozenset()) -> 
         for position, launch in enumerate(order.launches)
         for site, access in enumerate(launch.node.accesses)
     ]
+    in_graph = order.edges.in_graph
+
+    def baked(first: int, second: int, buffer: str) -> bool:
+        """Whether a graph uses the buffer behind its release, and did so ahead of it."""
+        ahead = (
+            in_graph[position] and access.buffer == buffer and not isinstance(node, Reuse)
+            for position, _, node, access in accesses
+            if position < first
+        )
+        return in_graph[second] and not in_graph[first] and any(ahead)
+
     return frozenset(
         (first, first_site, second, second_site)
-        for first, first_site, _, earlier in accesses
+        for first, first_site, released, earlier in accesses
         for second, second_site, node, later in accesses
         if first < second
         and earlier.conflicts(later)
-        and not order.ordered((first, end(earlier, assumptions)), (second, begin(node, later)))
+        and (
+            baked(first, second, later.buffer) and not isinstance(node, Reuse)
+            if isinstance(released, Reuse)
+            else not order.ordered((first, end(earlier, assumptions)), (second, begin(node, later)))
+        )
     )
 
 

@@ -54,7 +54,9 @@ def synthesise(pipeline: PipelinePlan, step: StepPlan) -> Synthesis:
 
 
 def _tried(pipeline: PipelinePlan, step: StepPlan) -> Synthesis:
-    programs = tuple(lower(pipeline, step, captured=captured) for captured in RULE_SETS)
+    programs = tuple(
+        lower(pipeline, step, captured=captured, released=not captured) for captured in RULE_SETS
+    )
     races = tuple((program, race) for program in programs for race in races_of(program))
     return Synthesis(step, programs, races)
 

@@ -96,6 +96,7 @@ def memory_context(plan: PipelinePlan) -> dict[str, Any]:
         "caches": [(c.name, f'CacheSpec("{c.format}", {c.page})') for c in plan.caches],
         "buffers": [(b.name, _buffer(b)) for b in plan.buffers],
         "mailboxes": [(m.name, _mailbox(m)) for m in plan.mailboxes],
+        "model_name": plan.geometry if any(b.scope == "model" for b in plan.buffers) else "",
         "model": [n for n in _MODEL_DIMS if n in plan.dims],
         "context_parallel": plan.context_parallel,
     }

@@ -131,7 +131,9 @@ class Buffer(Model):
     shape: tuple[Expression, ...] = Field(min_length=1, description="one shape expression per axis")
     dtype: Dtype
     scope: Literal["layer", "kind", "model", "device", "step"] = Field(
-        "kind", description="who shares it: this layer, all layers of the kind, the model, ..."
+        "kind",
+        description="who shares it: layer, nobody; kind, the layers of this pipeline; model, the "
+        "pipelines of one geometry; device, all pipelines; step, the engine's, written once a step",
     )
     columns: dict[Name, Expression] = Field(
         default={},

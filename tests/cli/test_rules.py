@@ -9,18 +9,27 @@ from kpipe.codegen.rules import RULES
 
 
 def used_codes() -> set[str]:
-    return {
-        code
-        for path in (SHIPPED / "codegen").rglob("*.py")
-        if path.name != "rules.py"
-        for code in re.findall(r"\"(KP\d{3})\"", path.read_text())
-    } | {
-        code
-        for path in (SHIPPED / "codegen").rglob("*.py")
-        if path.name != "rules.py"
-        for listed in re.findall(r"\"((?:KP\d{3} )+KP\d{3})\"\.split", path.read_text())
-        for code in listed.split()
-    }
+    return (
+        {
+            code
+            for path in (SHIPPED / "codegen").rglob("*.py")
+            if not path.name.startswith("rule")
+            for code in re.findall(r"\"(KP\d{3})\"", path.read_text())
+        }
+        | {
+            code
+            for path in (SHIPPED / "codegen").rglob("*.py")
+            if not path.name.startswith("rule")
+            for listed in re.findall(r"\"((?:KP\d{3} )+KP\d{3})\"\.split", path.read_text())
+            for code in listed.split()
+        }
+        | {
+            code  # what only bound tensors can show
+            for path in (SHIPPED / "runtime").rglob("*.py")
+            for code in re.findall(r"\(KP\d{3}\)", path.read_text())
+            for code in [code.strip("()")]
+        }
+    )
 
 
 def test_every_code_has_a_rule_and_every_rule_a_use() -> None:

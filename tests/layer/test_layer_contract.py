@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +11,8 @@ from layer_factory import LayerFactory
 from layer_inputs import engine_inputs, with_empty_requests
 
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
-from kpipe.runtime.layer import Layer, Scratch
-from kpipe.runtime.metadata import BufferSpec, LayerError, Step, given
+from kpipe.runtime.layer import Layer
+from kpipe.runtime.metadata import LayerError, Step, given
 from kpipe.runtime.trial import Case, poison, run_case
 
 STAGES = ("projection", "query", "indexer", "sparse_core", "value", "o_proj")
@@ -343,41 +342,3 @@ def test_a_run_after_a_stopped_one_is_whole(layers: LayerFactory) -> None:
     again = engine_inputs(layer_class, (70, 1, 64))
     again.prepared(layer_class).run(again.step)
     assert stopped.equal(again.step.out)
-
-
-# -- scratch ------------------------------------------------------------------------------------
-
-
-def test_layers_of_one_kind_share_their_scratch(layers: LayerFactory) -> None:
-    layer_class = layers.tp(4)
-    ready, scratch = engine_inputs(layer_class, (3,)), Scratch()
-    one, two = (ready.prepared(layer_class, scratch=scratch, layer=n) for n in (0, 1))
-    alone = ready.prepared(layer_class)
-    for name in layer_class.MEMORY.buffers:
-        assert one.buffers[name].data_ptr() == two.buffers[name].data_ptr(), name
-        assert one.buffers[name].data_ptr() != alone.buffers[name].data_ptr(), name
-
-
-def test_two_declarations_of_one_buffer_clash(layers: LayerFactory) -> None:
-    scratch = Scratch()
-    engine_inputs(layers.tp(4), (3,)).prepared(layers.tp(4), scratch=scratch)
-    other = layers.tp(2)
-    with pytest.raises(LayerError) as caught:
-        engine_inputs(other, (3,)).prepared(other, scratch=scratch)
-    assert re.fullmatch(
-        r"buffer projected: shared as \(64, \d+\) torch.bfloat16, this layer declares "
-        r"\(64, \d+\) bf16",
-        str(caught.value),
-    )
-    with pytest.raises(LayerError, match=r"^buffer valid: shared as \(64,\) torch.int32, this"):
-        scratch.buffer("valid", BufferSpec(("rows",), "i64"), 64)
-
-
-def test_scope_layer_gives_each_layer_its_own_buffer() -> None:
-    scratch = Scratch()
-    own = BufferSpec(("rows", 4), "fp32", scope="layer", zeroed=True)
-    shared = BufferSpec(("rows", 4), "fp32")
-    first, second = (scratch.buffer("own", own, 8, layer) for layer in (0, 1))
-    assert first.data_ptr() != second.data_ptr() and not first.any()
-    pair = [scratch.buffer("shared", shared, 8, layer).data_ptr() for layer in (0, 1)]
-    assert pair[0] == pair[1]

@@ -10,8 +10,10 @@ import pytest
 from racebench_loader import FOLDER, Bench, load, pairs, program_lines
 
 from kpipe.codegen.proof.edges import edges
+from kpipe.codegen.proof.memory_rules import memory_rule
 from kpipe.codegen.proof.races import compare_all, racy_pairs
 from kpipe.codegen.proof.synthesis import races_of
+from kpipe.codegen.proof.zeros import dirty
 
 RULES = (
     "KP301_raw_cross_stream",
@@ -23,6 +25,11 @@ RULES = (
     "KP403_silent_middle",
     "KP404_early_write",
     "KP405_trigger_without_visibility",
+    "KP601_shared_storage",
+    "KP602_allocator_lifetime",
+    "KP603_one_workspace",
+    "KP605_must_be_zero",
+    "KP606_given_back_under_a_graph",
     "capture_fork",
     "capture_join",
     "relay",
@@ -36,7 +43,9 @@ FILES = sorted(FOLDER.glob("*/*.yaml"))
 
 
 def found(bench: Bench, mode: str) -> list[tuple[str, str, str, str, str]]:
-    return [bench.say(mode, race) for race in races_of(bench.programs[mode])]
+    program = bench.programs[mode]
+    races = [bench.say(mode, race) for race in races_of(program)]
+    return races + [bench.say_dirty(mode, pair) for pair in dirty(program)]
 
 
 def test_every_rule_has_three_pairs() -> None:
@@ -98,7 +107,19 @@ def test_verdicts_that_rest_on_a_reading() -> None:
         for racy in (FOLDER / rule).glob("*_racy.yaml"):
             assert {race[4] for races in load(racy).races.values() for race in races} == {verdict}
     everything = {race[4] for f in FILES for races in load(f).races.values() for race in races}
-    assert everything == {"racy", "assumed:m1", "assumed:m3", "assumed:fence"}
+    assert everything == {"racy", "assumed:m1", "assumed:m3", "assumed:fence", "dirty"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_memory_that_is_given_back_has_rules_of_its_own(path: Path) -> None:
+    rule = path.parent.name.partition("_")[0]
+    told = {
+        memory_rule(program, race)
+        for program in load(path).programs.values()
+        for race in races_of(program)
+    }
+    expected = {rule} if rule in ("KP602", "KP606") else {""}
+    assert told == (expected if any(load(path).races.values()) and told else set())
 
 
 GOOD = "kernels:\n  A: {writes: [x]}\n  B: {reads: [x]}\norder:\n  - main: A\n  - side: B\n"

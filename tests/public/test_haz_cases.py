@@ -262,6 +262,8 @@ def test_D12_zeroed_words_are_never_anybody_elses_scratch(
                 for access in launch.node.accesses:
                     if access.buffer.startswith("workspace "):
                         assert access.buffer.startswith(f"workspace {launch.node.name}.")
+                    zero = access.buffer.removeprefix("workspace ") == "trtllm_gen.counters"
+                    assert access.zero == zero
     assert zeroed == {("trtllm_gen", "counters")} and ("trtllm_gen", "workspace") in dirty
     assert not zeroed & dirty
 

@@ -58,7 +58,7 @@ CHANGED: dict[str, list[Edit]] = {
         (TP, LATENT, LATENT.replace("fp8_tensor", "fp8_ds_mla")),
         (TP, '{"1-15": prims_ts, "16-64": trtllm_gen}', "sparse_decode"),
     ],
-    "buffers.*.scope": [(TP, Q_C, Q_C.replace("bf16", "bf16, scope: layer"))],
+    "buffers.*.scope": [(TP, Q_C, Q_C.replace("bf16", "bf16, scope: model"))],
     "buffers.*.columns": [(TP, "wk: index_dim, wv: index_heads", "wv: index_heads, wk: index_dim")],
     "buffers.*.pad_to": [(TP, "    columns: {q_a", "    pad_to: 64\n    columns: {q_a")],
     "buffers.*.init": [(TP, Q_C, Q_C.replace("bf16", "bf16, init: zeros"))],
