@@ -6,7 +6,8 @@ Runs N random schedules per rule set (eager, captured, mixed), and every program
 Schedules without a conflicting pair of accesses are counted and dropped.  "Safe" and "racy" are
 what the explorer finds with the documented reading; "as measured" grants m1 and m3 on top.  Exits
 with 1 if the checker's pairs differ from the explorer's anywhere, under any reading, or with
---mutants if a deliberately wrong checker agrees with the explorer everywhere.
+--mutants if a deliberately wrong checker agrees with the explorer everywhere, or if the
+abstraction loss (see `abstraction.py`) reaches its limit or has a cause that nothing explains.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import abstraction
 from explorer.generator import MODES, random_program, two_kernel_programs, weakenings
 from explorer.machine import racy_pairs as explored_pairs
 
@@ -61,6 +64,7 @@ ROWS = (
     ("boundary_refused", "  of these refused"),
     ("weakened", "weakened schedules compared"),
     ("weakened_differs", "  pairs that differ"),
+    ("values_unsound", "without a race, not safe on values"),
 )
 ERRORS = (
     "accepted_pairs",
@@ -70,6 +74,7 @@ ERRORS = (
     "m1_m3_differs",
     "weakened_differs",
     "blocks_differ",
+    "values_unsound",
 )
 
 
@@ -184,6 +189,8 @@ def random_part(seed: int, mode: str, start: int, stop: int, mutants: bool) -> T
         truth = compare(tally, program, checker)
         if not truth:
             boundary(tally, program, checker, rng)
+        draw = random.Random(f"{seed}:{mode}:{number}:triggers")
+        abstraction.measure(tally.counts, program, bool(truth), checker(program), draw)
         for name, rule in wrong.items():
             claimed = named(program, rule(program))
             tally.mutants[name, "accepted"] += bool(truth) and not claimed
@@ -299,7 +306,11 @@ def payload(options: argparse.Namespace, tallies: dict[str, Tally], seconds: flo
         "seed": options.seed,
         "python": platform.python_version(),
         "seconds": round(seconds, 1),
-        "results": {mode: dict(sorted(tally.counts.items())) for mode, tally in tallies.items()},
+        "results": {
+            mode: {key: n for key, n in sorted(tally.counts.items()) if "loss" not in key}
+            for mode, tally in tallies.items()
+        },
+        "abstraction_loss": {mode: abstraction.raw(tallies[mode].counts) for mode in MODES},
         "mutants": {
             mode: {f"{name}: {what}": n for (name, what), n in sorted(tally.mutants.items())}
             for mode, tally in tallies.items()
@@ -320,17 +331,22 @@ def main() -> None:
     started = time.monotonic()
     tallies = run(options)
     print_table(tallies)
+    losses = {mode: tallies[mode].counts for mode in MODES}
+    abstraction.print_losses(losses)
+    missed = abstraction.misses(losses)
     survivors = print_mutants(tallies) if options.mutants else []
     if options.out:
         raw = payload(options, tallies, time.monotonic() - started)
         options.out.write_text(json.dumps(raw, indent=2) + "\n")
     for name in survivors:
         print(f"survived: {name}")
+    for miss in missed:
+        print(f"missed: {miss}")
     wrong = any(tally.counts[key] for tally in tallies.values() for key in ERRORS)
     for tally in tallies.values():
         for example in tally.examples[:1]:
             print(f"\ndisagreement\n{example}")
-    sys.exit(1 if wrong or survivors else 0)
+    sys.exit(1 if wrong or survivors or missed else 0)
 
 
 if __name__ == "__main__":

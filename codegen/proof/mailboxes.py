@@ -19,7 +19,7 @@ from kpipe.codegen.proof.mailbox.ladder import ladder
 from kpipe.codegen.proof.mailbox.protocol import Op, Protocol, protocol_of
 from kpipe.codegen.proof.mailbox.verdict import Verdict
 
-RANKS = 2  # what every run explores; `check --ranks 3` and the tests explore more
+RANKS = 2  # what every run explores; the tests explore three and prove four
 _REPAIRS = {
     "KP701": "put the ops in the order publish, poll, read, re-arm",
     "KP702": "raise `parities`, or end the layer with an exchange that every rank waits for",

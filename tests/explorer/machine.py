@@ -6,7 +6,8 @@ set.  Nothing in here knows an order between two nodes: that comes out of the vi
 
 An access may happen at any moment of its phase, a load until its last block has exited and a
 store until the flush.  So a conflicting pair races iff a state is reachable in which the second
-may already happen while the first is not over.
+may already happen while the first is not over.  Accesses that are said to be over before the
+trigger end there instead.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from explorer.enqueue import Task, enqueue
+from explorer.placement import Site
 from kpipe.codegen.proof.program import Kernel, Program
 
 Pair = tuple[int, int, int, int]
@@ -54,18 +56,22 @@ class Exploration:
 
 
 def racy_pairs(
-    program: Program, ctas: int = 1, assumptions: frozenset[str] = frozenset()
+    program: Program,
+    ctas: int = 1,
+    assumptions: frozenset[str] = frozenset(),
+    released: frozenset[Site] = frozenset(),
 ) -> frozenset[Pair]:
     """Conflicting accesses (i, access of i, j, access of j), i < j, that some execution disorders.
 
     i and j are positions in `program.launches`, accesses are positions in `node.accesses`.  With
     no assumption the machine does what the documents promise and no more; "m1": a kernel is not
     flushed before its programmatic parents are; "m3": a write is over when its kernel has exited.
-    One block per kernel is explored with every interleaving of every step, more blocks as
-    described at `explore`.  Raises ValueError for an invalid capture, an unknown assumption, or
-    fewer than one block.
+    `released` names accesses that are over once every block of their kernel has triggered or
+    exited, which no document promises and no contract can say.  One block per kernel is explored
+    with every interleaving of every step, more blocks as described at `explore`.  Raises
+    ValueError for an invalid capture, an unknown assumption, or fewer than one block.
     """
-    return explore(program, ctas, assumptions, every_step=ctas == 1).racy
+    return explore(program, ctas, assumptions, ctas == 1, released).racy
 
 
 def explore(
@@ -73,13 +79,15 @@ def explore(
     ctas: int = 1,
     assumptions: frozenset[str] = frozenset(),
     every_step: bool = False,
+    released: frozenset[Site] = frozenset(),
 ) -> Exploration:
     """As `racy_pairs`, with the number of states.
 
     Starting, triggering and passing a wait can only enable other steps and can only add states in
     which an access may happen; "not over" depends on exits and flushes alone.  So they are taken
     as soon as they are enabled, which loses no racy pair: for each path there is one with the
-    same exits and flushes on which they come at once.  `every_step` branches on them as well.
+    same exits and flushes on which they come at once.  `every_step` branches on them as well,
+    and so does a search in which `released` makes "not over" depend on triggers.
     """
     if ctas < 1:
         raise ValueError("a kernel has at least one thread block")
@@ -90,14 +98,14 @@ def explore(
     urgent: list[Step] = []
     moves: list[Step] = []
     for number, task in enumerate(tasks):
-        urgent.extend(_enabling_steps(number, task, layout))
-        moves.extend(_ending_steps(number, task, layout, "m1" in assumptions))
-    if every_step:
+        urgent.extend(enabling_steps(number, task, layout))
+        moves.extend(ending_steps(number, task, layout, "m1" in assumptions))
+    if every_step or released:
         urgent, moves = [], urgent + moves
-    return _visit(urgent, moves, _questions(tasks, layout, "m3" in assumptions))
+    return _visit(urgent, moves, _questions(tasks, layout, "m3" in assumptions, released))
 
 
-def _enabling_steps(number: int, task: Task, layout: Layout) -> Iterator[Step]:
+def enabling_steps(number: int, task: Task, layout: Layout) -> Iterator[Step]:
     """Start, trigger and wait of each block, in program order; guards look at earlier nodes."""
     may_start = 0
     may_pass = 0
@@ -123,8 +131,8 @@ def _enabling_steps(number: int, task: Task, layout: Layout) -> Iterator[Step]:
             yield point, released
 
 
-def _ending_steps(number: int, task: Task, layout: Layout, ordered: bool) -> Iterator[Step]:
-    """Exit of each block at the end of its program, then the flush of the node."""
+def ending_steps(number: int, task: Task, layout: Layout, ordered: bool = False) -> Iterator[Step]:
+    """Exit of each block at the end of its program, then the flush of the node; `ordered` is m1."""
     node = task.node
     for cta in range(layout.ctas):
         point = layout.one(number, RESIDENT, cta)
@@ -142,7 +150,7 @@ def _ending_steps(number: int, task: Task, layout: Layout, ordered: bool) -> Ite
 
 
 def _questions(
-    tasks: tuple[Task, ...], layout: Layout, exit_is_visible: bool
+    tasks: tuple[Task, ...], layout: Layout, exit_is_visible: bool, released: frozenset[Site]
 ) -> dict[tuple[int, int], list[Pair]]:
     """Conflicting pairs by (bits of which one lets the second happen, bits that end the first)."""
     questions: dict[tuple[int, int], list[Pair]] = {}
@@ -156,6 +164,8 @@ def _questions(
                         continue
                     flush = earlier.write and not exit_is_visible
                     end = layout.flushed(i) if flush else layout.group(i, EXITED)
+                    if (i, a) in released:
+                        end = layout.group(i, RELEASED)
                     questions.setdefault((begin, end), []).append((i, a, j, b))
     return questions
 
@@ -166,7 +176,7 @@ def _visit(
     """Depth first over all states, until each question has met a state that answers yes."""
     racy: list[Pair] = []
     pending = list(questions)
-    state = _settle(0, urgent)
+    state = settle(0, urgent)
     seen = {state}
     stack = [state]
     while stack and pending:
@@ -178,14 +188,14 @@ def _visit(
                 pending.remove(key)
         for guard, effect in moves:
             if state & guard == guard and state & effect != effect:
-                after = _settle(state | effect, urgent)
+                after = settle(state | effect, urgent)
                 if after not in seen:
                     seen.add(after)
                     stack.append(after)
     return Exploration(frozenset(racy), len(seen))
 
 
-def _settle(state: int, urgent: list[Step]) -> int:
+def settle(state: int, urgent: list[Step]) -> int:
     """Take every enabled step of `urgent`: one pass, since guards look at earlier steps only."""
     for guard, effect in urgent:
         if state & guard == guard:
