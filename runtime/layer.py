@@ -84,6 +84,7 @@ class Layer:
     """One attention layer of a pipeline; see the generated subclass for its schedule."""
 
     NAME: ClassVar[str]
+    backend = "reference"
     MEMORY: ClassVar[Memory]
     OPS: ClassVar[tuple[Op, ...]]
     RANKS: ClassVar[int]  # tensor-parallel ranks
