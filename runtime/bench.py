@@ -84,7 +84,8 @@ def time_launches(timed: Sequence[TimedLayer], context: int, repeat: int = 4) ->
         layer.run()
     rows, q = timed[0].step.rows, timed[0].step.q
     found = []
-    for op in dict.fromkeys(launches(layer_class, method)):
+    by_name = {op.name: op for op in launches(layer_class, method)}
+    for op in by_name.values():
         saved = []
         for one in timed:
             for other in layer_class.OPS:
