@@ -252,18 +252,29 @@ def schema(out: str | None, color: str) -> int:
     return run(out)
 
 
-@main.command(
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
+_PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+@main.command(add_help_option=False, context_settings=_PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="FOLDER [OPTIONS]...")
 def verify(arguments: tuple[str, ...]) -> int:
     """Run a generated folder against the reference."""
+    return _run_runtime("verify", arguments)
+
+
+@main.command(add_help_option=False, context_settings=_PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="FOLDER [OPTIONS]...")
+def bench(arguments: tuple[str, ...]) -> int:
+    """Time a generated folder on this machine's GPU."""
+    return _run_runtime("bench", arguments)
+
+
+def _run_runtime(module: str, arguments: tuple[str, ...]) -> int:
+    """A module of the runtime in its own process: the generator never loads it, nor torch."""
     import subprocess
 
-    # Its own process: the generator never loads the runtime, nor torch.
     quiet = "ignore:Failed to initialize NumPy"  # torch says so on import; nothing uses NumPy
-    command = [sys.executable, "-W", quiet, "-m", "kpipe.runtime.verify", *arguments]
+    command = [sys.executable, "-W", quiet, "-m", f"kpipe.runtime.{module}", *arguments]
     return subprocess.run(command, check=False).returncode
 
 

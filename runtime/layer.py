@@ -6,7 +6,7 @@ straight-line method per distinct launch list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -30,7 +30,8 @@ from kpipe.runtime.metadata import (
     check_tensors,
     given,
 )
-from kpipe.runtime.op import Op, ReferenceOp
+from kpipe.runtime.op import Call, Op, ReferenceOp
+from kpipe.runtime.recording import HostStream, recorded
 from kpipe.runtime.rows import check_rows
 from kpipe.runtime.scales import check_latent_scales, check_scale
 from kpipe.runtime.sharding import Shard
@@ -99,6 +100,7 @@ class Layer:
     """One attention layer of a pipeline; see the generated subclass for its schedule."""
 
     NAME: ClassVar[str]
+    backend = "reference"
     MEMORY: ClassVar[Memory]
     OPS: ClassVar[tuple[Op, ...]]
     RANKS: ClassVar[int]  # tensor-parallel ranks
@@ -106,6 +108,7 @@ class Layer:
     CONTEXT_PARALLEL: ClassVar[bool] = False
     ROWS_CAP: ClassVar[int]
     STREAMS: ClassVar[Mapping[str, int]] = {}  # side streams and their priority
+    PACKAGE: ClassVar[str] = ""  # the generated package, whose `kernels` hold the CUDA kernels
     TABLE: ClassVar[Mapping[tuple[str, int], Mapping[int, str]]]  # (arch, q) -> rows -> method
 
     def prepare(
@@ -122,28 +125,34 @@ class Layer:
         """Bind weights and caches, size every buffer, make every op callable.
 
         `layer` counts the layers of this kind and decides the mailboxes' parity; `comm` is this
-        rank's end of its group; layers of one kind share one `scratch`.  Raises LayerError that
+        rank's end of its group; layers of one kind share one `scratch`.  With the backend `cuda`
+        every kernel that a declared step can launch is compiled here.  Raises LayerError that
         names everything that does not fit.
         """
         self.arch = arch or next(iter(self.TABLE))[0]
-        if (self.arch, next(iter(self.TABLE))[1]) not in self.TABLE:
+        if all(self.arch != known for known, _ in self.TABLE):
             known = ", ".join(dict.fromkeys(a for a, _ in self.TABLE))
             raise LayerError(f"{self.NAME}: no plan for {self.arch}; generated for {known}")
         if backend not in ("reference", "cuda"):
             raise LayerError(f"{self.NAME}: backend {backend!r} is not one of reference, cuda")
+        self.backend = backend
         if backend == "cuda":
-            self._refuse_missing_kernels()
+            self.refuse_missing_kernels()
         self.comm = self._checked_comm(comm)
         self.shard = Shard()
         if self.CONTEXT_PARALLEL:
             self.shard = Shard(self.comm.rank, self.RANKS, self.INTERLEAVE)
         self._weights = self._checked_weights(weights)
         self._bind_caches(caches)
-        self._bind_memory(scratch or Scratch(), layer)
+        device = next(iter(self._weights.values())).device
+        self._bind_memory(scratch or Scratch(device), layer)
         self._check_storage()
+        self._stop_after = ""
+        if backend == "cuda":
+            self._prepare_cuda(device)
+            return
         for stream in ("main", *self.STREAMS):
             setattr(self, stream, HostStream(stream))
-        self._stop_after = ""
         for op in self.OPS:
             setattr(self, op.name, ReferenceOp(op, self._bound(op), self._enter))
 
@@ -159,6 +168,8 @@ class Layer:
         padded = step if size == step.rows else self._padded(step, size)
         method = self.TABLE[(self.arch, step.q)][size]
         self._views = self.views(size)
+        if self.backend == "cuda":
+            self.main = torch.cuda.current_stream(step.hidden.device)
         self._stop_after = stop_after
         self._remaining = self._sequence(method, padded) if stop_after else []
         try:
@@ -184,18 +195,55 @@ class Layer:
 
     def on(self, stream: HostStream) -> AbstractContextManager[object]:
         """Launches inside the block go to that stream; on the CPU everything is in host order."""
-        return nullcontext(stream)
+        return nullcontext(stream) if self.backend == "reference" else torch.cuda.stream(stream)
+
+    def calls(self, arch: str = "") -> tuple[Call, ...]:
+        """Every distinct launch of every declared step on `arch`; nothing is executed."""
+        found: dict[Call, None] = {}
+        for (target, _), sizes in self.TABLE.items():
+            if target == (arch or self.arch):
+                for rows, method in sizes.items():
+                    found.update(dict.fromkeys(recorded(self, method, rows)))
+        return tuple(found)
 
     # -- preparation ---------------------------------------------------------------------------
 
-    def _refuse_missing_kernels(self) -> None:
-        missing = [op.name for op in self.OPS if not op.kernel and op.source == "kpipe"]
+    def refuse_missing_kernels(self) -> None:
+        """Raises LayerError naming ops of this arch's plans that cannot be launched on a GPU."""
+        launched = {call.op for call in self.calls()}
+        used = [op for op in self.OPS if op.name in launched]
+        missing = [op.name for op in used if not op.kernel and op.source == "kpipe"]
         if missing:
             raise LayerError(
                 f"{self.NAME}: these ops have no CUDA kernel yet: {', '.join(missing)}; use "
                 'backend="reference"'
             )
-        raise LayerError(f"{self.NAME}: the CUDA launcher is not part of this version")
+        foreign = [op.name for op in used if not op.kernel and op.source != "torch"]
+        if foreign:
+            raise LayerError(
+                f"{self.NAME}: the library ops {', '.join(foreign)} are not launched by this "
+                "version; choose another op in `variants`"
+            )
+
+    def _prepare_cuda(self, device: torch.device) -> None:
+        from kpipe.runtime.host import launch  # needs the compiler
+
+        for name, priority in self.STREAMS.items():
+            setattr(self, name, launch.side_stream(device, name, priority))
+        self.main = torch.cuda.current_stream(device)
+        calls = self.calls()
+        for op in self.OPS:
+            bound = self._bound(op)
+            if op.kernel:
+                ready = launch.CudaOp(
+                    op, self.PACKAGE, bound, self.arch, lambda: self._views.rows, self._enter
+                )
+                for call in calls:
+                    if call.op == op.name:
+                        ready.compile(call)
+            else:
+                ready = launch.LibraryOp(op, bound, self._enter)
+            setattr(self, op.name, ready)
 
     def _checked_comm(self, comm: Any) -> Any:
         if comm is None:
@@ -343,15 +391,8 @@ class Layer:
 
     def _sequence(self, method: str, step: Step) -> list[str]:
         """Stages in the order in which a method enters them; nothing is executed."""
-        stages: list[str] = []
-        ops = {op.name: getattr(self, op.name) for op in self.OPS}
-        for op in self.OPS:
-            setattr(self, op.name, _recorder(stages, op.stage))
-        try:
-            getattr(self, method)(step, self._views)
-        finally:
-            for name, op in ops.items():
-                setattr(self, name, op)
+        by_name = {op.name: op.stage for op in self.OPS}
+        stages = [by_name[call.op] for call in recorded(self, method, step.rows)]
         if self._stop_after not in stages:
             known = ", ".join(dict.fromkeys(stages))
             raise LayerError(f"{self.NAME}: no stage {self._stop_after!r}; stages: {known}")
@@ -364,23 +405,6 @@ class Layer:
                 raise StopRun
             self._remaining.pop(0)
         self.comm.stage = op.name
-
-
-def _recorder(stages: list[str], stage: str) -> Callable[..., None]:
-    def record(*operands: Any, **named: Any) -> None:
-        stages.append(stage)
-
-    return record
-
-
-class HostStream:
-    """Stands in for a CUDA stream where everything runs in host order."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def wait_stream(self, stream: HostStream) -> None:
-        """Nothing to wait for: what was launched earlier has already run."""
 
 
 class _Alone:

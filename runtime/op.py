@@ -16,6 +16,7 @@ class Op:
     `reference` defines the result.  `kernel` is "module:Class" below the pipeline's kernels
     folder, empty where the kernel comes later; `source` names the library of a library op.
     `weights` and `constants` are bound once; everything else is an argument of the call.
+    `tactics` are tile parameters of the kernel: (arch, most rows) -> fields, in order of rows.
     """
 
     name: str
@@ -26,6 +27,26 @@ class Op:
     needs_shard: bool = False
     kernel: str = ""
     source: str = "kpipe"
+    tactics: Mapping[tuple[str, int], Mapping[str, int]] = field(default_factory=dict)
+
+    def tactic(self, arch: str, rows: int) -> Mapping[str, int]:
+        """The tile parameters for that many rows; empty where the kernel's own are used."""
+        for (target, most), tactic in self.tactics.items():
+            if target == arch and rows <= most:
+                return tactic
+        return {}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch as a method of the layer writes it: the op, the step's rows, its keywords.
+
+    `flags` are the boolean and word arguments by name, launch attributes included.
+    """
+
+    op: str
+    rows: int
+    flags: tuple[tuple[str, Any], ...]
 
 
 class ReferenceOp:

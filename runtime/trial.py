@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
-from kpipe.runtime.layer import HostStream, Layer, Scratch
-from kpipe.runtime.metadata import Caches, LayerError, Step, Weights
+from kpipe.runtime.layer import Layer, Scratch
+from kpipe.runtime.metadata import Caches, LayerError, Step, Weights, given
 from kpipe.runtime.op import Op
 from kpipe.runtime.oracle.caches import (
     ContextShard,
@@ -30,6 +30,7 @@ from kpipe.runtime.oracle.caches import (
 from kpipe.runtime.oracle.geometry import Geometry
 from kpipe.runtime.oracle.inputs import Batch, make_batch, make_weights, rank_weights
 from kpipe.runtime.oracle.inputs import Weights as ModelWeights
+from kpipe.runtime.recording import recorded
 
 
 def load_layer(folder: str | Path) -> type[Layer]:
@@ -68,20 +69,8 @@ def geometry_of(layer: type[Layer]) -> Geometry:
 
 def launches(layer_class: type[Layer], method: str) -> tuple[Op, ...]:
     """The ops that a method launches, in host order; nothing is prepared or executed."""
-    layer, found = layer_class(), []
-
-    def recorder(op: Op) -> Callable[..., None]:
-        return lambda *operands, **named: found.append(op)
-
-    for op in layer_class.OPS:
-        setattr(layer, op.name, recorder(op))
-    for name in layer_class.MEMORY.caches:
-        setattr(layer, name, None)
-    for name in ("main", *layer_class.STREAMS):
-        setattr(layer, name, HostStream(name))
-    anything = _Anything()
-    getattr(layer, method)(anything, anything)
-    return tuple(found)
+    ops = {op.name: op for op in layer_class.OPS}
+    return tuple(ops[call.op] for call in recorded(layer_class(), method))
 
 
 def stages(layer_class: type[Layer], method: str, stop_after: str = "") -> tuple[str, ...]:
@@ -96,13 +85,6 @@ def stages(layer_class: type[Layer], method: str, stop_after: str = "") -> tuple
     while stop_after and entered[-1] != stop_after:
         entered.pop()
     return tuple(dict.fromkeys(entered))
-
-
-class _Anything:
-    """Has every attribute; stands in for operands where only the launches matter."""
-
-    def __getattr__(self, name: str) -> None:
-        return None
 
 
 @dataclass
@@ -146,6 +128,13 @@ class Case:
     block_rows: int | None = None  # latent block stride in rows, where it exceeds the page
     stop_after: str = ""
     poison: bool = True
+    backend: str = "reference"
+    captured: bool = False  # all layers in one CUDA graph, replayed on other inputs than captured
+
+    @property
+    def device(self) -> torch.device:
+        """Where the layer runs; inputs are built and results are compared on the CPU."""
+        return torch.device("cuda" if self.backend == "cuda" else "cpu")
 
 
 def run_case(layer_class: type[Layer], case: Case) -> tuple[Trial, ...]:
@@ -190,7 +179,7 @@ class _Chain:
 
     def run_rank(self, hidden: Tensor, comm: Any) -> list[RankRun]:
         """All layers on one rank of a group."""
-        scratch, runs = Scratch(), []
+        scratch, runs = Scratch(self.case.device), []
         for number in range(self.case.layers):
             runs.append(_run_rank(self, number, hidden, comm, comm.rank, scratch))
             hidden = _next_hidden(hidden, runs[-1:])
@@ -199,7 +188,9 @@ class _Chain:
     def run_alone(self, hidden: Tensor) -> list[list[RankRun]]:
         """All layers on ranks that exchange nothing, one after the other."""
         ranks = self.case.only_ranks or (0,)
-        scratch = [Scratch() for _ in ranks]
+        scratch = [Scratch(self.case.device) for _ in ranks]
+        if self.case.captured:
+            return [run_captured(self, hidden, rank, scratch[n]) for n, rank in enumerate(ranks)]
         runs: list[list[RankRun]] = [[] for _ in ranks]
         for number in range(self.case.layers):
             for place, rank in enumerate(ranks):
@@ -213,11 +204,39 @@ def _next_hidden(hidden: Tensor, runs: Sequence[RankRun]) -> Tensor:
     return (hidden.float() + sum(run.out.float() for run in runs)).bfloat16()
 
 
-def _run_rank(
+@dataclass
+class Prepared:
+    """A layer of the chain, ready to run on the device, and what it was built from."""
+
+    rank: int
+    layer: Layer
+    step: Step
+    latent: PagedBytes
+    index: PagedBytes
+    caches: Caches  # on the device
+
+    def finished(self, method: str, views: SimpleNamespace) -> RankRun:
+        """The state after a run, on the CPU; cache bytes go back into `latent` and `index`."""
+        self.latent.data.copy_(self.caches.latent_kv)
+        self.index.data.copy_(self.caches.index_kv)
+        kept = {n: v.cpu() for n, v in vars(views).items() if isinstance(v, Tensor)}
+        return RankRun(
+            self.rank,
+            self.layer,
+            method,
+            SimpleNamespace(**kept, rows=views.rows),
+            self.step.out.cpu(),
+            self.latent,
+            self.index,
+        )
+
+
+def prepare(
     chain: _Chain, number: int, hidden: Tensor, comm: Any, rank: int, scratch: Scratch
-) -> RankRun:
+) -> Prepared:
+    """Layer `number` of the chain with seeded weights, caches and step tensors on its device."""
     layer_class, geometry, case = chain.layer_class, chain.geometry, chain.case
-    model, batch = chain.models[number], replace(chain.contexts(number), hidden=hidden)
+    model, batch = chain.models[number], replace(chain.contexts(number), hidden=hidden.cpu())
     shard = ContextShard()
     if layer_class.CONTEXT_PARALLEL:
         shard = ContextShard(rank, layer_class.RANKS, layer_class.INTERLEAVE)
@@ -237,25 +256,87 @@ def _run_rank(
     )
     layer = layer_class()
     held = rank_weights(geometry, model, rank, layer_class.RANKS)
+    names = [f.name for f in fields(held) if not f.name.endswith("_inv")]
+    caches = Caches(
+        latent_kv=moved(latent.data, case.device), index_kv=moved(index.data, case.device)
+    )
     layer.prepare(
-        Weights(
-            **{f.name: getattr(held, f.name) for f in fields(held) if not f.name.endswith("_inv")}
-        ),
-        Caches(latent_kv=latent.data, index_kv=index.data),
+        Weights(**{name: getattr(held, name).to(case.device) for name in names}),
+        caches,
+        backend=case.backend,
         arch=case.arch,
         layer=number,
         comm=comm,
         scratch=scratch,
     )
-    if case.poison:
-        poison(layer)
     step = step_of(batch, latent, index)
-    method = layer.run(step, stop_after=case.stop_after)
-    views = layer.views(layer.declared_rows(step))
-    kept = SimpleNamespace(
-        **{n: v.clone() for n, v in vars(views).items() if isinstance(v, Tensor)}, rows=views.rows
-    )
-    return RankRun(rank, layer, method, kept, step.out, latent, index)
+    tensors = {name: tensor.to(case.device) for name, tensor in given(step).items()}
+    return Prepared(rank, layer, replace(step, **tensors), latent, index, caches)
+
+
+def _run_rank(
+    chain: _Chain, number: int, hidden: Tensor, comm: Any, rank: int, scratch: Scratch
+) -> RankRun:
+    case = chain.case
+    ready = prepare(chain, number, hidden, comm, rank, scratch)
+    if case.poison:
+        poison(ready.layer)
+    method = ready.layer.run(ready.step, stop_after=case.stop_after)
+    return ready.finished(method, cloned(ready.layer.views(ready.layer.declared_rows(ready.step))))
+
+
+def run_captured(chain: _Chain, hidden: Tensor, rank: int, scratch: Scratch) -> list[RankRun]:
+    """All layers in one CUDA graph with poisoned scratch ahead of each, replayed once.
+
+    Captured with other inputs than it is replayed on: hidden states of zeros, no lengths, slots
+    of -1.  The first run, eager and on those inputs, leaves the caches as they are.
+    """
+    ready = [prepare(chain, n, hidden, None, rank, scratch) for n in range(chain.case.layers)]
+    wanted = [{name: tensor.clone() for name, tensor in given(one.step).items()} for one in ready]
+    for one in ready:
+        for name, blank in (("hidden", 0), ("lengths", 0), ("slots", -1), ("index_slots", -1)):
+            getattr(one.step, name).fill_(blank)
+    _launch_all(ready)  # warm: streams, allocator
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = _launch_all(ready)
+    for one, tensors in zip(ready, wanted, strict=True):
+        for name, tensor in tensors.items():
+            getattr(one.step, name).copy_(tensor)
+    graph.replay()
+    torch.cuda.synchronize()
+    return [
+        one.finished(method, views) for one, (method, views) in zip(ready, results, strict=True)
+    ]
+
+
+def _launch_all(ready: Sequence[Prepared]) -> list[tuple[str, SimpleNamespace]]:
+    """Runs the layers one behind the other and keeps what each has left in the scratch."""
+    results = []
+    for number, one in enumerate(ready):
+        if number:
+            before = ready[number - 1].step
+            one.step.hidden.copy_((before.hidden.float() + before.out.float()).bfloat16())
+        poison(one.layer)
+        method = one.layer.run(one.step)
+        views = one.layer.views(one.layer.declared_rows(one.step))
+        results.append((method, cloned(views)))
+    return results
+
+
+def cloned(views: SimpleNamespace) -> SimpleNamespace:
+    """Copies of every tensor of `views`."""
+    tensors = {n: v.clone() for n, v in vars(views).items() if isinstance(v, Tensor)}
+    return SimpleNamespace(**tensors, rows=views.rows)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device with the same strides: what lies between its blocks moves along."""
+    if tensor.device == device:
+        return tensor
+    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    return whole.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def step_of(batch: Batch, latent: PagedBytes, index: PagedBytes) -> Step:

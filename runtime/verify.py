@@ -16,7 +16,7 @@ import torch
 
 from kpipe.runtime.compare import StageError, compare_trial
 from kpipe.runtime.layer import Layer
-from kpipe.runtime.metadata import Caches, LayerError, Weights
+from kpipe.runtime.metadata import LayerError
 from kpipe.runtime.trial import Case, geometry_of, load_layer, run_case, stages
 
 FINE, FINDINGS, USAGE, ENVIRONMENT = 0, 1, 2, 4
@@ -63,9 +63,11 @@ def main(argv: list[str]) -> int:
         return FINE
     try:
         layer_class = load_layer(options.folder)
-        if options.backend == "cuda":
-            return _refused(layer_class)
-        report = verify(layer_class, _case(layer_class, options))
+        case = _case(layer_class, options)
+        if options.backend == "cuda" and (reason := _cannot_run(layer_class, case)):
+            print(f"error: {reason}", file=sys.stderr)
+            return ENVIRONMENT
+        report = verify(layer_class, case)
     except (UsageError, LayerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
@@ -111,10 +113,11 @@ def as_text(report: Report) -> str:
     """The report for people: what ran, a table per layer, the verdict in the last line."""
     case, rows = report.case, len(report.case.lengths) * report.case.q
     ranks = ", ".join(map(str, report.ranks))
+    graph = ", one CUDA graph" if case.captured else ""
+    plural = "s" if len(report.ranks) > 1 else ""
     lines = [
-        f"{report.layer_class.NAME} on {case.arch}, reference backend: rows {rows}, q {case.q}, "
-        f"rank{'s' if len(report.ranks) > 1 else ''} {ranks} of {report.layer_class.RANKS}, "
-        f"seed {case.seed}",
+        f"{report.layer_class.NAME} on {case.arch}, {case.backend} backend{graph}: rows {rows}, "
+        f"q {case.q}, rank{plural} {ranks} of {report.layer_class.RANKS}, seed {case.seed}",
         f"lengths {', '.join(map(str, case.lengths))}",
     ]
     for number, (method, errors) in enumerate(zip(report.methods, report.errors, strict=True)):
@@ -152,7 +155,8 @@ def as_json(report: Report) -> str:
     return json.dumps(
         {
             "pipeline": report.layer_class.NAME,
-            "backend": "reference",
+            "backend": case.backend,
+            "captured": case.captured,
             "arch": case.arch,
             "q": case.q,
             "lengths": list(case.lengths),
@@ -215,6 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--arch", default="", metavar="A", help="default: the first one declared")
     parser.add_argument("--q", type=int, metavar="N", help="query rows per request [default: 1]")
     parser.add_argument("--lengths", metavar="L,L,...", help="context lengths, new rows included")
+    parser.add_argument("--captured", action="store_true", help="all layers in one CUDA graph")
     parser.add_argument("--layers", type=int, default=1, metavar="N", help="chained layers")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--format", choices=("text", "json"), default="text")
@@ -230,6 +235,10 @@ def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
     q = options.q if options.q is not None else queries[0]
     if options.layers < 1:
         raise UsageError(f"--layers {options.layers}: at least one layer")
+    if options.captured and options.backend != "cuda":
+        raise UsageError("--captured needs --backend cuda")
+    if options.captured and options.stop_after:
+        raise UsageError("--captured runs whole layers; leave out --stop-after")
     if options.stop_after and options.layers > 1:
         raise UsageError("--stop-after cuts off the output that the next of --layers reads")
     return Case(
@@ -240,6 +249,8 @@ def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
         layers=options.layers,
         only_ranks=_only_ranks(layer_class, options.virtual_ranks),
         stop_after=options.stop_after,
+        backend=options.backend,
+        captured=options.captured,
     )
 
 
@@ -281,14 +292,20 @@ def _declared_rows(layer_class: type[Layer], case: Case) -> int:
     return layer.declared_rows_of(len(case.lengths) * case.q, case.q)
 
 
-def _refused(layer_class: type[Layer]) -> int:
-    """Says in the layer's own words why it does not run on a device."""
+def _cannot_run(layer_class: type[Layer], case: Case) -> str:
+    """Why the layer does not run on a device of this machine; empty where it does."""
+    layer = layer_class()
+    layer.arch = case.arch
     try:
-        layer_class().prepare(Weights(), Caches(), backend="cuda")
+        layer.refuse_missing_kernels()
     except LayerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return ENVIRONMENT
-    raise AssertionError("prepare() accepted the cuda backend without weights")
+        return str(error)
+    if not torch.cuda.is_available():
+        return f"{layer_class.NAME}: this machine has no CUDA device"
+    from kpipe.runtime.host.launch import arch_of
+
+    found = arch_of(torch.device("cuda"))
+    return "" if found == case.arch else f"{layer_class.NAME}: the device is {found}"
 
 
 if __name__ == "__main__":

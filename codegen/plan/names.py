@@ -19,9 +19,35 @@ from kpipe.codegen.spec.models import Pipeline
 # local names of a generated method.
 LAYER_WORDS = frozenset(
     (
-        *("arch", "bind_caches", "bind_memory", "bound", "buffers", "check_step", "checked_comm"),
-        *("checked_weights", "comm", "declared_rows", "declared_rows_of", "enter", "entered"),
-        *("finish", "mailboxes", "main", "on", "padded", "prepare", "refuse_missing_kernels"),
+        *(
+            "arch",
+            "backend",
+            "bind_caches",
+            "bind_memory",
+            "bound",
+            "buffers",
+            "check_step",
+            "checked_comm",
+        ),
+        *(
+            "calls",
+            "checked_weights",
+            "comm",
+            "declared_rows",
+            "declared_rows_of",
+            "enter",
+            "entered",
+        ),
+        *(
+            "finish",
+            "mailboxes",
+            "main",
+            "on",
+            "padded",
+            "prepare",
+            "prepare_cuda",
+            "refuse_missing_kernels",
+        ),
         *("remaining", "run", "sequence", "shard", "stop_after", "views", "weights"),
         *("blocks", "check_storage", "refuse_overlaps", "step_addresses"),
         *("at", "self", "step"),

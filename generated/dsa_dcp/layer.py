@@ -38,6 +38,7 @@ class DsaDcpLayer(Layer):
     """
 
     NAME = "dsa_dcp"
+    PACKAGE = __package__
     MEMORY = MEMORY
     OPS = OPS
     RANKS = 8

@@ -38,6 +38,7 @@ class DsaDcpD2Layer(Layer):
     """
 
     NAME = "dsa_dcp_d2"
+    PACKAGE = __package__
     MEMORY = MEMORY
     OPS = OPS
     RANKS = 2

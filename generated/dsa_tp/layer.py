@@ -37,6 +37,7 @@ class DsaTpLayer(Layer):
     """
 
     NAME = "dsa_tp"
+    PACKAGE = __package__
     MEMORY = MEMORY
     OPS = OPS
     RANKS = 8

@@ -104,6 +104,7 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str], tp: str) -> None
     assert about == {
         "pipeline": "tiny_tp",
         "backend": "reference",
+        "captured": False,
         "arch": "sm_90a",
         "q": 1,
         "lengths": [70, 5],

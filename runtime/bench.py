@@ -1,0 +1,193 @@
+"""`kpipe bench`: times a generated layer on the GPU of this machine, whole and launch by launch.
+
+Everything is timed inside CUDA graphs over several layers whose weights and caches together are
+larger than the L2 cache.  A launch is timed alone, chained with itself over the layers, so that
+the launches' times need not add up to the layer's: there they overlap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from kpipe.runtime.bench_floor import BANDWIDTH, floor_us, launch_bytes
+from kpipe.runtime.bench_inputs import TimedLayer, build
+from kpipe.runtime.layer import Layer
+from kpipe.runtime.metadata import LayerError
+from kpipe.runtime.trial import launches, load_layer
+
+REPLAYS = 50
+LAYERS = 4
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median microseconds of a layer, or of one of its launches, and what bounds it from below."""
+
+    pipeline: str
+    what: str  # "layer" or the op
+    method: str
+    rows: int
+    q: int
+    context: int
+    us: float
+    floor_us: float
+
+    @property
+    def share(self) -> float:
+        """How much of the time the floor explains."""
+        return self.floor_us / self.us
+
+
+def graph_us(runs: Sequence[Callable[[], object]], replays: int = REPLAYS) -> float:
+    """Median microseconds of one of `runs`, all of them captured into one graph."""
+    for run in runs:
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for run in runs:
+            run()
+    pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(replays)]
+    graph.replay()
+    for start, end in pairs:
+        start.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    times = sorted(start.elapsed_time(end) * 1e3 for start, end in pairs)
+    return times[len(times) // 2] / len(runs)
+
+
+def time_layers(timed: Sequence[TimedLayer], context: int) -> Timing:
+    """The whole layer, one behind the other."""
+    one = timed[0]
+    method = one.run()
+    q, rows = one.step.q, one.step.rows
+    names = [op.name for op in launches(type(one.layer), method)]
+    needed = floor_us(type(one.layer), names, rows, q, context)
+    us = graph_us([layer.run for layer in timed])
+    return Timing(one.layer.NAME, "layer", method, rows, q, context, us, needed)
+
+
+def time_launches(timed: Sequence[TimedLayer], context: int, repeat: int = 4) -> list[Timing]:
+    """Every launch of the method alone, chained with itself; the others are left out."""
+    layer_class = type(timed[0].layer)
+    method = timed[0].run()
+    for layer in timed:
+        layer.run()
+    rows, q = timed[0].step.rows, timed[0].step.q
+    found = []
+    by_name = {op.name: op for op in launches(layer_class, method)}
+    for op in by_name.values():
+        saved = []
+        for one in timed:
+            for other in layer_class.OPS:
+                if other.name != op.name:
+                    saved.append((one.layer, other.name, getattr(one.layer, other.name)))
+                    setattr(one.layer, other.name, _nothing)
+        try:
+            us = graph_us([one.run for _ in range(repeat) for one in timed])
+        finally:
+            for layer, name, ready in saved:
+                setattr(layer, name, ready)
+        needed = launch_bytes(layer_class, op.name, rows, q, context) / BANDWIDTH * 1e6
+        found.append(Timing(layer_class.NAME, op.name, method, rows, q, context, us, needed))
+    return found
+
+
+def _nothing(*operands: object, **named: object) -> None:
+    """Stands in for the launches that are not timed."""
+
+
+def table(timings: Sequence[Timing]) -> str:
+    """Rows: what is timed; columns: token rows; cells: microseconds and percent of the floor."""
+    columns = sorted({(t.context, t.q, t.rows) for t in timings})
+    whats = list(dict.fromkeys(t.what for t in timings))
+    cells = [["us / % of floor", *(f"{r} x q{q}, {c // 1024}K" for c, q, r in columns)]]
+    for what in whats:
+        line = [what]
+        for context, q, rows in columns:
+            hit = [
+                t for t in timings if (t.what, t.context, t.q, t.rows) == (what, context, q, rows)
+            ]
+            line.append(f"{hit[0].us:.1f} / {100 * hit[0].share:.0f}" if hit else "")
+        cells.append(line)
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    )
+
+
+def document(timings: Sequence[Timing]) -> dict[str, object]:
+    """What is written down: the machine, the versions, the times."""
+    import cutlass
+
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "versions": {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "cutlass_dsl": cutlass.__version__,
+        },
+        "replays": REPLAYS,
+        "layers": LAYERS,
+        "timings": [asdict(t) for t in timings],
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns 0, 2 (usage) or 4 (no device here, or an op without a kernel)."""
+    parser = argparse.ArgumentParser(prog="kpipe bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", help="a generated folder, e.g. generated/dsa_tp")
+    parser.add_argument("--rows", default="1,4,16,64", metavar="N,N,...", help="token rows")
+    parser.add_argument("--q", type=int, default=1, metavar="N", help="query rows per request")
+    parser.add_argument("--context", type=int, default=32768, metavar="N", help="keys per request")
+    parser.add_argument("--layers-only", action="store_true", help="leave out single launches")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the times as JSON")
+    options = parser.parse_args(argv)
+    try:
+        layer_class = load_layer(options.folder)
+        counts = [int(word) for word in options.rows.split(",")]
+    except (LayerError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if not torch.cuda.is_available():
+        print(f"error: {layer_class.NAME}: this machine has no CUDA device", file=sys.stderr)
+        return 4
+    from kpipe.runtime.host.launch import arch_of
+
+    try:
+        timings = _measure(layer_class, arch_of(torch.device("cuda")), counts, options)
+    except LayerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 4
+    print(table(timings))
+    if options.out:
+        options.out.write_text(json.dumps(document(timings), indent=1) + "\n")
+    return 0
+
+
+def _measure(
+    layer_class: type[Layer], arch: str, counts: list[int], options: argparse.Namespace
+) -> list[Timing]:
+    timings: list[Timing] = []
+    for rows in counts:
+        timed = build(
+            layer_class, arch=arch, rows=rows, q=options.q, context=options.context, count=LAYERS
+        )
+        timings.append(time_layers(timed, options.context))
+        if not options.layers_only:
+            timings += time_launches(timed, options.context)
+    return timings
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
