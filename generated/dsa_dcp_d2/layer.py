@@ -341,9 +341,6 @@ class DsaDcpD2Layer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65
         self.dsa_index(
@@ -362,6 +359,9 @@ class DsaDcpD2Layer(Layer):
             at.valid,
             pdl=False,
         )  # :65 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -396,9 +396,6 @@ class DsaDcpD2Layer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65
         self.dsa_index(
@@ -417,6 +414,9 @@ class DsaDcpD2Layer(Layer):
             at.valid,
             pdl=False,
         )  # :65 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -452,9 +452,6 @@ class DsaDcpD2Layer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65
         self.dsa_index(
@@ -473,6 +470,9 @@ class DsaDcpD2Layer(Layer):
             at.valid,
             pdl=False,
         )  # :65 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv,
@@ -509,9 +509,6 @@ class DsaDcpD2Layer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65
         self.dsa_index(
@@ -530,6 +527,9 @@ class DsaDcpD2Layer(Layer):
             at.valid,
             pdl=False,
         )  # :65 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -565,9 +565,6 @@ class DsaDcpD2Layer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65
         self.dsa_index(
@@ -586,6 +583,9 @@ class DsaDcpD2Layer(Layer):
             at.valid,
             pdl=False,
         )  # :65 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
