@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from kpipe.codegen.rule import Rule
+from kpipe.codegen.schedule_rules import SCHEDULE_RULES
 
-@dataclass(frozen=True)
-class Rule:
-    """One rule of the catalogue; `bad` is an excerpt, `repair` one sentence or two."""
-
-    code: str
-    name: str
-    why: str
-    bad: str
-    repair: str
+__all__ = ["RULES", "Rule"]
 
 
 _RULES = (
@@ -199,6 +192,17 @@ _RULES = (
         "Put the op between the two that gathers or merges, or bind the right tensor.",
     ),
     Rule(
+        "KP212",
+        "mask of another domain",
+        "A rank that does not store a row's new key still needs the row's query: every rank "
+        "attends over its share. A mask that tells ownership may gate the insert into the cache, "
+        "and nothing else; one that tells which rows have keys here may gate what is merged over "
+        "the ranks.",
+        "mla_query skips the query of rows whose slot is negative",
+        "Let the mask gate what is stored by key; leave rows out by `lengths`, which every rank is "
+        "told.",
+    ),
+    Rule(
         "KP213",
         "LSE of another base",
         "Cores write the log sum of exponentials to base 2 or to base e; between the two lies a "
@@ -223,40 +227,6 @@ _RULES = (
         "read -1 as a cache row.",
         "selected written with holes, read by trtllm_gen",
         "Let an op compact the list, or choose a core that skips -1 anywhere.",
-    ),
-    Rule(
-        "KP301",
-        "read before the write is over",
-        "An op reads memory that another op, of this layer, of a neighbouring layer or of the next "
-        "step, may still be writing: no chain of stream order, joins and waits leads from the end "
-        "of the write to the beginning of the read, eagerly or captured into a graph.",
-        "fork: {main: [packed_gemm, fork side, query_norm, core, join side], side: [mla_query]}",
-        "Join the writer's stream ahead of the reader, or put both on one stream.",
-    ),
-    Rule(
-        "KP302",
-        "rewritten before it has been read",
-        "Scratch is shared by all layers of a kind. An op rewrites it while an earlier op, often "
-        "of the layer before, may still be reading: the classic hazard of a side stream that is "
-        "joined too late, or of a neighbour that never waits.",
-        "environment: {between_layers: silent}",
-        "Join the reader's stream ahead of the writer, or declare what runs between the layers.",
-    ),
-    Rule(
-        "KP303",
-        "two writes without an order",
-        "Two ops write the same memory and nothing says which comes first, so what stays there is "
-        "chance.",
-        "environment: {between_layers: silent}",
-        "Order the two ops, or give one of them a buffer of its own.",
-    ),
-    Rule(
-        "KP306",
-        "stream is never joined",
-        "Work left in flight on a side stream outlives the layer: capture into a graph fails, and "
-        "the next layer overwrites scratch that is still being read.",
-        "fork: {main: [packed_gemm, fork side, core], side: [mla_query]}",
-        "Write `join STREAM` ahead of the first op that needs its results.",
     ),
     Rule(
         "KP701",
@@ -373,4 +343,6 @@ _RULES = (
     ),
 )
 
-RULES: Mapping[str, Rule] = MappingProxyType({rule.code: rule for rule in _RULES})
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {rule.code: rule for rule in sorted((*_RULES, *SCHEDULE_RULES), key=lambda rule: rule.code)}
+)

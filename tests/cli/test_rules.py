@@ -12,12 +12,12 @@ def used_codes() -> set[str]:
     return {
         code
         for path in (SHIPPED / "codegen").rglob("*.py")
-        if path.name != "rules.py"
+        if not path.name.endswith("rules.py")
         for code in re.findall(r"\"(KP\d{3})\"", path.read_text())
     } | {
         code
         for path in (SHIPPED / "codegen").rglob("*.py")
-        if path.name != "rules.py"
+        if not path.name.endswith("rules.py")
         for listed in re.findall(r"\"((?:KP\d{3} )+KP\d{3})\"\.split", path.read_text())
         for code in listed.split()
     }
