@@ -7,6 +7,10 @@ from types import MappingProxyType
 
 from kpipe.codegen.rule import Rule
 from kpipe.codegen.rules_memory import MEMORY_RULES
+from kpipe.codegen.rules_schedule import SCHEDULE_RULES
+
+__all__ = ["RULES", "Rule"]
+
 
 _RULES = (
     Rule(
@@ -189,6 +193,17 @@ _RULES = (
         "Put the op between the two that gathers or merges, or bind the right tensor.",
     ),
     Rule(
+        "KP212",
+        "mask of another domain",
+        "A rank that does not store a row's new key still needs the row's query: every rank "
+        "attends over its share. A mask that tells ownership may gate the insert into the cache, "
+        "and nothing else; one that tells which rows have keys here may gate what is merged over "
+        "the ranks.",
+        "mla_query skips the query of rows whose slot is negative",
+        "Let the mask gate what is stored by key; leave rows out by `lengths`, which every rank is "
+        "told.",
+    ),
+    Rule(
         "KP213",
         "LSE of another base",
         "Cores write the log sum of exponentials to base 2 or to base e; between the two lies a "
@@ -214,41 +229,6 @@ _RULES = (
         "selected written with holes, read by trtllm_gen",
         "Let an op compact the list, or choose a core that skips -1 anywhere.",
     ),
-    Rule(
-        "KP301",
-        "read before the write is over",
-        "An op reads memory that another op, of this layer, of a neighbouring layer or of the next "
-        "step, may still be writing: no chain of stream order, joins and waits leads from the end "
-        "of the write to the beginning of the read, eagerly or captured into a graph.",
-        "fork: {main: [packed_gemm, fork side, query_norm, core, join side], side: [mla_query]}",
-        "Join the writer's stream ahead of the reader, or put both on one stream.",
-    ),
-    Rule(
-        "KP302",
-        "rewritten before it has been read",
-        "Scratch is shared by all layers of a kind. An op rewrites it while an earlier op, often "
-        "of the layer before, may still be reading: the classic hazard of a side stream that is "
-        "joined too late, or of a neighbour that never waits.",
-        "environment: {between_layers: silent}",
-        "Join the reader's stream ahead of the writer, or declare what runs between the layers.",
-    ),
-    Rule(
-        "KP303",
-        "two writes without an order",
-        "Two ops write the same memory and nothing says which comes first, so what stays there is "
-        "chance.",
-        "environment: {between_layers: silent}",
-        "Order the two ops, or give one of them a buffer of its own.",
-    ),
-    Rule(
-        "KP306",
-        "stream is never joined",
-        "Work left in flight on a side stream outlives the layer: capture into a graph fails, and "
-        "the next layer overwrites scratch that is still being read.",
-        "fork: {main: [packed_gemm, fork side, core], side: [mla_query]}",
-        "Write `join STREAM` ahead of the first op that needs its results.",
-    ),
-    *MEMORY_RULES,
     Rule(
         "KP701",
         "mailbox read without a poll, or polled without a publish",
@@ -364,4 +344,9 @@ _RULES = (
     ),
 )
 
-RULES: Mapping[str, Rule] = MappingProxyType({rule.code: rule for rule in _RULES})
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        rule.code: rule
+        for rule in sorted((*_RULES, *SCHEDULE_RULES, *MEMORY_RULES), key=lambda rule: rule.code)
+    }
+)

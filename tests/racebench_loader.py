@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kpipe.codegen.ops.contract import Role, early_roles
 from kpipe.codegen.proof.program import (
     Access,
     Action,
@@ -31,14 +32,18 @@ from kpipe.codegen.spec.document import read_document, to_plain
 FOLDER = Path(__file__).parent / "racebench"
 
 _KEYS = {"steps", "slots", "modes", "kernels", "order", "races"}
-_ACCESSES = {  # key of a kernel -> writes, early, zero
-    "reads": (False, False, False),
-    "writes": (True, False, False),
-    "reads_early": (False, True, False),
-    "writes_early": (True, True, False),
-    "zeros": (True, False, True),
+_ACCESSES = {  # key of a kernel -> writes, early, zero, path
+    "reads": (False, False, False, "generic"),
+    "writes": (True, False, False, "generic"),
+    "reads_early": (False, True, False, "generic"),
+    "writes_early": (True, True, False, "generic"),
+    "zeros": (True, False, True, "generic"),
+    "reads_tma": (False, False, False, "async"),
+    "writes_tma": (True, False, False, "async"),
 }
-_KERNEL = {"copy", "pdl", "waits", "trigger", "fenced", *_ACCESSES}
+_KERNEL = {"copy", "pdl", "waits", "trigger", "fenced", "proxy_fenced", "roles", *_ACCESSES}
+_TRIGGERS = {"never": "never", "early": "early", "after_wait": "after_wait", "some": "never"}
+_ROLE = {"waits", "after", "reads", "writes"}
 _RACE = ("first", "second", "buffer", "kind", "verdict")
 _BUFFER = re.compile(r"(\w+)(?: (\d+):(\d+))?")
 _EVENT = re.compile(r"(\w+) -> (\w+)")
@@ -115,18 +120,44 @@ def _only(path: Path, given: Mapping[str, Any], known: set[str]) -> None:
 def _kernel(path: Path, name: str, entry: Mapping[str, Any]) -> Kernel | Copy:
     _only(path, entry, _KERNEL)
     accesses = tuple(
-        Access(buffer, write, early, box, zero)
-        for key, (write, early, zero) in _ACCESSES.items()
+        Access(buffer, write, early, box, zero, proxy)
+        for key, (write, early, zero, proxy) in _ACCESSES.items()
         for buffer, box in (_buffer(path, text) for text in entry.get(key, ()))
     )
+    if "roles" in entry:
+        if "waits" in entry:
+            raise ValueError(f"{path}: {name} has roles, and they say who waits")
+        accesses += _roles(path, entry["roles"])
     if entry.get("copy"):
         _only(path, entry, {"copy", *_ACCESSES})
         return Copy(name, accesses)
     trigger = entry.get("trigger", "never")
-    if trigger not in ("never", "early", "after_wait"):
-        raise ValueError(f"{path}: trigger is {trigger!r}, not never, early or after_wait")
-    flags = (entry.get(key, False) for key in ("pdl", "waits"))
-    return Kernel(name, accesses, *flags, trigger, entry.get("fenced", False))
+    if trigger not in _TRIGGERS:
+        raise ValueError(f"{path}: trigger is {trigger!r}, not never, early, after_wait or some")
+    waits = any(role.get("waits", False) for role in entry.get("roles", {}).values())
+    return Kernel(
+        name,
+        accesses,
+        pdl=entry.get("pdl", False),
+        waits=entry.get("waits", waits),
+        trigger=_TRIGGERS[trigger],
+        fenced=entry.get("fenced", False),
+        proxy_fenced=entry.get("proxy_fenced", False),
+    )
+
+
+def _roles(path: Path, roles: Mapping[str, Mapping[str, Any]]) -> tuple[Access, ...]:
+    """What the warps of each role touch; who of them is early is the contract's rule."""
+    for entry in roles.values():
+        _only(path, entry, _ROLE)
+    declared = (Role(n, e.get("waits", False), (), e.get("after", "")) for n, e in roles.items())
+    early = early_roles(tuple(declared))
+    return tuple(
+        Access(buffer, write, role in early, box)
+        for role, entry in roles.items()
+        for key, write in (("reads", False), ("writes", True))
+        for buffer, box in (_buffer(path, text) for text in entry.get(key, ()))
+    )
 
 
 def _buffer(path: Path, text: str) -> tuple[str, tuple[tuple[int, int], ...]]:

@@ -24,6 +24,7 @@ from kpipe.codegen.plan.model import PipelinePlan
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.proof.prove import orders, prove
 from kpipe.codegen.proof.proved import ProvedPlan
+from kpipe.codegen.proof.replay import replay_warnings
 from kpipe.codegen.proof.shared import prove_together, shares_memory
 from kpipe.codegen.version import __version__
 
@@ -69,7 +70,7 @@ def run(specs: tuple[str, ...], form: str, color: str, *, fix: bool = False) -> 
         click.echo(_as_json(verdicts, found, code), nl=False)
         return code
     show_findings(found, texts, form, color=color)
-    fine = [verdict for verdict in verdicts if not verdict.found]
+    fine = [verdict for verdict in verdicts if verdict.status != "findings"]
     if form == "text":
         if found and fine:
             click.echo()
@@ -128,7 +129,9 @@ def check_one(path: str, texts: dict[str, str]) -> Verdict:
     except SpecError as error:
         return Verdict(path, "findings", found=error.diagnostics)
     facts = _facts(proved, len(resolved.spec.stages))
-    return Verdict(path, "ok", facts, _notes(proved.pipeline), plan=proved.pipeline)
+    warnings = replay_warnings(proved.pipeline)
+    notes = _notes(proved.pipeline)
+    return Verdict(path, "ok", facts, notes, warnings, plan=proved.pipeline)
 
 
 def _facts(proved: ProvedPlan, stages: int) -> tuple[str, ...]:

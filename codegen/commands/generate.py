@@ -69,7 +69,7 @@ def run(specs: tuple[str, ...], mode: str, out: str | None, force: bool, color: 
             click.echo(_diff(item.changes), nl=False)
     for line in _lines(results, _DONE if mode == "write" else _SEEN):
         click.echo(line, err=mode == "diff")
-    _talk(drifted, notes)
+    _talk(drifted, notes, texts, color)
     if mode != "write" and drifted:
         named = " ".join(item.spec for item in drifted)
         click.echo(f"to bring it up to date: kpipe generate {named}", err=True)
@@ -165,8 +165,18 @@ def _summary(result: Result, words: dict[str, str]) -> str:
     return ", ".join(f"{count} {word}" for count, word in counts if count)
 
 
-def _talk(drifted: list[Prepared], notes: dict[str, tuple[str, ...]]) -> None:
+def _talk(
+    drifted: list[Prepared],
+    notes: dict[str, tuple[str, ...]],
+    texts: dict[str, str],
+    color: str,
+) -> None:
     """What a reader of the diff should know and the files do not say loudly."""
+    if drifted:
+        from kpipe.codegen.proof.replay import replay_warnings
+
+        warnings = [d for item in drifted for d in replay_warnings(item.plan)]
+        show_findings(warnings, texts, "text", color=color, err=True)
     for item in drifted:
         for note in notes.get(item.spec, ()):
             click.echo(f"{item.spec}: {note}", err=True)

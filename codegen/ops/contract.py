@@ -72,14 +72,27 @@ class Phase(Enum):
     BODY = "body"
 
 
+class Path(Enum):
+    """How an op reaches the memory of an operand."""
+
+    GENERIC = "generic"  # plain loads and stores
+    ASYNC = "async"  # bulk copies of the async proxy (TMA)
+
+
 class Release(Enum):
     """Where an op calls `griddepcontrol.launch_dependents` when it is not held."""
 
     NEVER = "never"
+    SOME_BLOCKS = "some_blocks"  # not every thread block calls it: the last exit releases
     AFTER_WEIGHTS = "after_weights"  # once its weights are requested, maybe ahead of its wait
     AFTER_WAIT = "after_wait"
     AFTER_LOADS = "after_loads"  # behind the wait, once everything that it reads is requested
     LIBRARY = "library"  # inside a library kernel, cannot be moved
+
+    @property
+    def fixed(self) -> bool:
+        """Not a switch of the launch: holding it means nothing, or is not ours to do."""
+        return self in (Release.NEVER, Release.SOME_BLOCKS, Release.LIBRARY)
 
 
 class Derive(Enum):
@@ -109,6 +122,8 @@ class Operand:
     phase: Phase = Phase.BODY
     when: str = ""
     type: OperandType | None = None
+    path: Path = Path.GENERIC
+    gates: tuple[str, ...] = ()  # a mask: operands whose rows are left out where it says so
 
     @property
     def passed(self) -> bool:
@@ -166,8 +181,52 @@ class Scratch:
 
 
 @dataclass(frozen=True)
+class Role:
+    """Warps of a kernel that do one part of its work.
+
+    A role that does not wait touches its operands early, unless a barrier inside the kernel
+    holds it behind the role `after`, which waits itself or stands behind one that does.
+    """
+
+    name: str
+    waits: bool
+    operands: tuple[str, ...]
+    after: str = ""
+
+
+def early_roles(roles: tuple[Role, ...]) -> frozenset[str]:
+    """Names of the roles that touch memory before any wait of theirs has returned.
+
+    Raises ValueError for a name used twice, an unknown `after`, and roles that stand behind one
+    another in a circle.
+    """
+    by_name = {role.name: role for role in roles}
+    if len(by_name) < len(roles):
+        raise ValueError("two roles have one name")
+    early = set()
+    for role in roles:
+        seen, at = {role.name}, role
+        while not at.waits and at.after:
+            if at.after not in by_name:
+                raise ValueError(f"role {at.name!r} stands behind {at.after!r}, which is no role")
+            if at.after in seen:
+                raise ValueError(f"role {role.name!r} stands behind itself")
+            seen.add(at.after)
+            at = by_name[at.after]
+        if not at.waits:
+            early.add(role.name)
+    return frozenset(early)
+
+
+@dataclass(frozen=True)
 class Contract:
-    """The promise of one op."""
+    """The promise of one op.
+
+    `waits`: every thread block executes the wait in at least one warp role.  Without `roles` all
+    its threads do.  `proxy_fence`: a fence between the generic and the async proxy, and a barrier
+    of the block, stand between its plain stores and its release.  Raises ValueError where roles
+    contradict the rest.
+    """
 
     name: str
     doc: str
@@ -187,6 +246,34 @@ class Contract:
     empty_row: str = ""  # what it writes for a row without keys
     tile: tuple[str, ...] = ()  # names of tactic fields
     takes_rows: bool = False  # no operand tells it how many rows the step has
+    roles: tuple[Role, ...] = ()
+    proxy_fence: bool = False
+
+    def __post_init__(self) -> None:
+        known = {operand.name for operand in self.operands}
+        for operand in self.operands:
+            if unknown := set(operand.gates) - known:
+                names = ", ".join(sorted(unknown))
+                raise ValueError(f"{self.name}: `{operand.name}` gates {names}, no operand of it")
+        if not self.roles:
+            return
+        early_roles(self.roles)
+        given = {name for role in self.roles for name in role.operands}
+        if given != known:
+            named = ", ".join(sorted(given ^ known))
+            raise ValueError(f"{self.name}: roles and operands differ in {named}")
+        if self.waits != any(role.waits for role in self.roles):
+            word = "waits" if self.waits else "does not wait"
+            raise ValueError(f"{self.name} {word}, its roles say otherwise")
+
+    def phase(self, operand: Operand) -> Phase:
+        """When the op may first touch an operand, roles that do not wait considered."""
+        return Phase.PROLOGUE if operand.name in self._unawaited else operand.phase
+
+    @cached_property
+    def _unawaited(self) -> frozenset[str]:
+        early = early_roles(self.roles)
+        return frozenset(n for role in self.roles if role.name in early for n in role.operands)
 
     def operand(self, name: str) -> Operand | None:
         """The operand of that name, or None."""
@@ -200,7 +287,7 @@ class Contract:
             for operand in self.operands
             if operand.kind is not Kind.WEIGHT
             and operand.access is not Access.LAYOUT
-            and (operand.phase is Phase.PROLOGUE or not self.waits)
+            and (self.phase(operand) is Phase.PROLOGUE or not self.waits)
         )
 
     @cached_property
@@ -227,10 +314,14 @@ def reads(
     early: bool = False,
     when: str = "",
     type: OperandType | None = None,
+    path: Path = Path.GENERIC,
+    gates: tuple[str, ...] = (),
 ) -> Operand:
     """A buffer or column that the op reads."""
     phase = Phase.PROLOGUE if early else Phase.BODY
-    return Operand(name, Kind.BUFFER, Access.READ, _split(shape), dtype, phase, when, type)
+    return Operand(
+        name, Kind.BUFFER, Access.READ, _split(shape), dtype, phase, when, type, path, gates
+    )
 
 
 def writes(
@@ -253,10 +344,11 @@ def step(
     write: bool = False,
     when: str = "",
     type: OperandType | None = None,
+    gates: tuple[str, ...] = (),
 ) -> Operand:
     """A tensor that the engine hands in for every step."""
     access = Access.WRITE if write else Access.READ
-    return Operand(name, Kind.STEP, access, _split(shape), dtype, when=when, type=type)
+    return Operand(name, Kind.STEP, access, _split(shape), dtype, when=when, type=type, gates=gates)
 
 
 def cache(name: str, access: Access, *, early: bool = False) -> Operand:

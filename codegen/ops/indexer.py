@@ -26,7 +26,7 @@ _TIE = Option(
 _KEY_OPERANDS = (
     reads("wk", "rows, index_dim", "bf16", type=REPLICATED),
     reads("wv", "rows, index_heads", "bf16", type=REPLICATED),
-    step("index_slots", "rows", "i64", type=SLOTS),
+    step("index_slots", "rows", "i64", type=SLOTS, gates=("index_kv",)),
     weight("index_k_norm", "index_dim", "fp32"),
     weight("index_k_bias", "index_dim", "fp32"),
     cache("index_kv", Access.INSERT),

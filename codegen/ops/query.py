@@ -59,7 +59,7 @@ MLA_QUERY = Contract(
     operands=(
         reads("q_a", "rows, q_lora", "bf16", type=REPLICATED),
         reads("kv_a", "rows, latent", "bf16", type=REPLICATED),
-        step("slots", "rows", "i64", type=SLOTS),
+        step("slots", "rows", "i64", type=SLOTS, gates=("latent_kv",)),
         *_QUERY_WEIGHTS,
         cache("latent_kv", Access.INSERT),
         *_QUERY_OUTPUTS,
@@ -79,7 +79,7 @@ MLA_QUERY_SPLIT = Contract(
     operands=(
         reads("q_c", "rows, q_lora", "bf16", type=REPLICATED),
         reads("kv_a", "rows, latent", "bf16", type=REPLICATED),
-        step("slots", "rows", "i64", type=SLOTS),
+        step("slots", "rows", "i64", type=SLOTS, gates=("latent_kv",)),
         *_QUERY_WEIGHTS[1:],
         cache("latent_kv", Access.INSERT),
         *_QUERY_OUTPUTS,

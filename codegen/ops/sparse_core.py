@@ -90,7 +90,14 @@ def _core_operands(
     return (
         cache("latent_kv", Access.READ),
         reads("selected", "rows, top_k", "i32", early="selected" in early, type=rows),
-        reads("valid", "rows", "i32", early="valid" in early, type=COUNTS),
+        reads(
+            "valid",
+            "rows",
+            "i32",
+            early="valid" in early,
+            type=COUNTS,
+            gates=("latent", *(o.name for o in (outputs if pushes else local))),
+        ),
         weight("q_scale", "1", "fp32"),
         weight("k_scale", "1", "fp32"),
         reads(

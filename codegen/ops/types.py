@@ -58,6 +58,30 @@ class IndexFormat(Enum):
     HOLES = "a list with -1 anywhere"
 
 
+class Mask(Enum):
+    """Which rows a tensor tells apart, where ops leave out the others by it (`Operand.gates`)."""
+
+    NONE = "no mask"
+    ACTIVE = "the rows that are in use"
+    KEYED = "the rows that have keys on this rank"
+    OWNED = "the rows whose new key this rank stores"
+
+    def may_gate(self, placement: Placement | None) -> bool:
+        """Whether rows that it leaves out may be missing from such an output; None is a cache.
+
+        A row in use has a query on every rank, whoever stores its key: only what is stored by key
+        may follow ownership, and only what is merged over the ranks may follow their keys.
+        """
+        if self is Mask.KEYED:
+            return placement in (
+                None,
+                Placement.CONTEXT_SHARDED,
+                Placement.GATHERED,
+                Placement.PARTIAL,
+            )
+        return placement is None or self is not Mask.OWNED
+
+
 @dataclass(frozen=True)
 class ValueType:
     """The meaning of one tensor.  NONE in a field: does not apply, or does not matter here."""
@@ -67,6 +91,7 @@ class ValueType:
     lse: LseBase = LseBase.NONE
     empty: EmptyRow = EmptyRow.NONE
     format: IndexFormat = IndexFormat.NONE
+    mask: Mask = Mask.NONE
 
     def refuses(self, written: ValueType) -> tuple[str, ...]:
         """Fields in which what was written does not serve a reader of this type.
@@ -78,7 +103,7 @@ class ValueType:
             return ()
         return tuple(
             field
-            for field in ("space", "placement", "lse", "empty", "format")
+            for field in ("space", "placement", "lse", "empty", "format", "mask")
             if not _serves(getattr(written, field), getattr(self, field))
         )
 
@@ -105,7 +130,7 @@ def resolve_type(
     """The type of an operand bound to `target`; None where nothing is known.
 
     A single rank holds all heads, the whole context and the whole sum: with `ranks` 1 placements
-    are one, and so are local and global positions.
+    are one, and so are local and global positions, and every row in use is its own.
     """
     if type(declared) is ColumnTypes:
         declared = dict(declared.columns).get(target)
@@ -114,7 +139,8 @@ def resolve_type(
     if declared is None or ranks > 1:
         return declared
     space = IndexSpace.GLOBAL if declared.space is IndexSpace.LOCAL else declared.space
-    return replace(declared, space=space, placement=Placement.REPLICATED)
+    mask = declared.mask if declared.mask is Mask.NONE else Mask.ACTIVE
+    return replace(declared, space=space, placement=Placement.REPLICATED, mask=mask)
 
 
 _STRONGER = {
@@ -123,7 +149,7 @@ _STRONGER = {
 }
 
 
-_UNCHECKED = (IndexSpace.NONE, LseBase.NONE, EmptyRow.NONE, IndexFormat.NONE)
+_UNCHECKED = (IndexSpace.NONE, LseBase.NONE, EmptyRow.NONE, IndexFormat.NONE, Mask.NONE)
 
 
 def _serves(written: Enum, wanted: Enum) -> bool:
@@ -132,11 +158,17 @@ def _serves(written: Enum, wanted: Enum) -> bool:
     return _STRONGER.get(wanted) is written
 
 
-def _with_keys(space: IndexSpace, format: IndexFormat = IndexFormat.NONE) -> TypePair:
-    """Follows the keys: whole on every rank, or this rank's share where contexts are sharded."""
+def _with_keys(
+    space: IndexSpace, format: IndexFormat = IndexFormat.NONE, mask: Mask = Mask.NONE
+) -> TypePair:
+    """Follows the keys: whole on every rank, or this rank's share where contexts are sharded.
+
+    A rank that holds every key tells no other rows apart than those in use.
+    """
+    whole = mask if mask is Mask.NONE else Mask.ACTIVE
     return TypePair(
-        ValueType(space, format=format),
-        ValueType(space, Placement.CONTEXT_SHARDED, format=format),
+        ValueType(space, format=format, mask=whole),
+        ValueType(space, Placement.CONTEXT_SHARDED, format=format, mask=mask),
     )
 
 
@@ -144,12 +176,13 @@ REPLICATED = ValueType()
 HEADS = ValueType(placement=Placement.HEAD_SHARDED)
 PARTIAL = ValueType(placement=Placement.PARTIAL)
 GLOBAL_IDS = ValueType(IndexSpace.GLOBAL)
-LENGTHS = ValueType(IndexSpace.GLOBAL)  # every rank is told the whole request's length
+# Every rank is told the whole request's length; requests that are padding have length 0.
+LENGTHS = ValueType(IndexSpace.GLOBAL, mask=Mask.ACTIVE)
 # Columns of scores and places of a page table: the keys that this rank holds, in its own order.
 BY_POSITION = TypePair(
     ValueType(IndexSpace.GLOBAL), ValueType(IndexSpace.LOCAL, Placement.CONTEXT_SHARDED)
 )
-SLOTS = _with_keys(IndexSpace.PHYSICAL)
-COUNTS = _with_keys(IndexSpace.NONE)
+SLOTS = _with_keys(IndexSpace.PHYSICAL, mask=Mask.OWNED)  # negative: not stored here
+COUNTS = _with_keys(IndexSpace.NONE, mask=Mask.KEYED)  # of keys on this rank
 ROW_LIST = _with_keys(IndexSpace.PHYSICAL, IndexFormat.COMPACT_PREFIX)
 ROW_LIST_WITH_HOLES = _with_keys(IndexSpace.PHYSICAL, IndexFormat.HOLES)

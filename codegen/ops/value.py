@@ -31,7 +31,7 @@ MLA_VALUE = Contract(
     operands=(
         reads("latent", "rows, heads, kv_lora", "bf16", type=_LATENT),
         reads("gate", "rows, heads * v_dim", "bf16", type=HEADS),
-        step("lengths", "requests", "i32", type=LENGTHS),
+        step("lengths", "requests", "i32", type=LENGTHS, gates=("gated",)),
         weight("w_uv", "heads, v_dim, kv_lora"),
         writes("gated", "rows, heads * v_dim", "bf16", type=HEADS),
     ),
@@ -64,7 +64,7 @@ MLA_GATE = Contract(
     operands=(
         reads("values", "heads, rows, v_dim", "bf16", type=_LATENT),
         reads("gate", "rows, heads * v_dim", "bf16", type=HEADS),
-        step("lengths", "requests", "i32", type=LENGTHS),
+        step("lengths", "requests", "i32", type=LENGTHS, gates=("gated",)),
         writes("gated", "rows, heads * v_dim", "bf16", type=HEADS),
     ),
     constants=("sigmoid",),
@@ -80,9 +80,9 @@ DCP_VALUE = Contract(
     operands=(
         reads("partial", "rows, tp * heads, kv_lora", "bf16", when="pushes", type=_LOCAL),
         reads("partial_lse", "rows, tp * heads", "fp32", when="pushes", type=_LOCAL),
-        reads("valid", "rows", "i32", type=COUNTS),
+        reads("valid", "rows", "i32", type=COUNTS, gates=("partial_mail", "lse_mail")),
         reads("gate", "rows, heads * v_dim", "bf16", type=HEADS),
-        step("lengths", "requests", "i32", type=LENGTHS),
+        step("lengths", "requests", "i32", type=LENGTHS, gates=("gated",)),
         weight("w_uv", "heads, v_dim, kv_lora"),
         mailbox("q_mail", Access.REARM, "rows_cap, tp * heads, latent", "query"),
         mailbox(

@@ -285,7 +285,7 @@ def _launch_row(launch: Launch) -> tuple[str, ...]:
 def _release(launch: Launch) -> str:
     if launch.pdl.release:
         return "yes"
-    words = {Release.NEVER: "never", Release.LIBRARY: "library"}
+    words = {Release.NEVER: "never", Release.SOME_BLOCKS: "some", Release.LIBRARY: "library"}
     return words.get(launch.contract.release, "held")
 
 

@@ -110,9 +110,11 @@ def _moved_join(mode: Mode, finding: Diagnostic, report: Report) -> tuple[Edit, 
     places = {word.span: position for position, word in enumerate(mode.words)}
     writers = [places.get(span) for role, span in finding.related if role == "writer"]
     reader = places.get(finding.span) if finding.span else None
-    if reader is None or not writers or writers[0] is None or writers[0] > reader:
+    if reader is None or not writers or writers[0] is None:
         return ()
     stream = mode.words[writers[0]].stream
+    if not any(w.verb == "fork" and w.name == stream for w in mode.words[:reader]):
+        return ()  # not even started where its result is read
     target = mode.words[reader]
     late = [
         word

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kpipe.codegen.diagnostics import Span
-from kpipe.codegen.ops.contract import Access, Contract, Kind, Phase
+from kpipe.codegen.ops.contract import Access, Contract, Kind, Path, Phase
 
 MAIN = "main"
 
@@ -26,6 +26,7 @@ class Binding:
     access: Access
     phase: Phase
     conditional: bool  # exists under a flag only; passed by keyword
+    path: Path = Path.GENERIC
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Modes: lists of ops on streams, read into host order with forks and joins.
 
-A side stream starts where another stream says `fork NAME`; its whole list is issued there, and
-what it did is waited for where a stream says `join NAME`.
+A side stream starts where another stream says `fork NAME`, and what it did is waited for where a
+stream says `join NAME`.  The host issues its list as late as it can, right ahead of the first
+join: recorded earlier, it would make the replay of a graph use one stream per layer.  `issue NAME`
+asks for an earlier place.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from kpipe.codegen.plan.report import Report
 from kpipe.codegen.spec.document import Mapping, Scalar, Sequence, find
 from kpipe.codegen.spec.models import Requires
 
-_WORD = re.compile(r"^(fork|join)\s+([a-z][a-z0-9_]*)$")
+_WORD = re.compile(r"^(fork|join|issue)\s+([a-z][a-z0-9_]*)$")
 _OP = re.compile(r"^[a-z][a-z0-9_]*(@[a-z][a-z0-9_]*)?$")
 _REQUIRES = "requires"
 _FACTS = tuple(Requires.model_fields)
@@ -125,8 +127,8 @@ def _words(mode: str, stream: str, node: Sequence, report: Report) -> tuple[Word
         else:
             report.error(
                 "KP112",
-                f"mode `{mode}`: `{text or 'a nested list'}` is not an op, `fork STREAM` or "
-                "`join STREAM`",
+                f"mode `{mode}`: `{text or 'a nested list'}` is not an op, `fork STREAM`, "
+                "`join STREAM` or `issue STREAM`",
                 item.span,
                 help="names are lower-case letters, digits and _, a letter first",
             )
@@ -136,51 +138,105 @@ def _words(mode: str, stream: str, node: Sequence, report: Report) -> tuple[Word
 def _issue(
     mode: str, lists: MappingType[str, tuple[Word, ...]], report: Report
 ) -> tuple[Word, ...]:
-    """Host order: a stream's list is issued where it is forked."""
-    issued: list[Word] = []
-    state: dict[str, str] = {MAIN: "open"}
+    """Host order: a stream's list is issued where it is first joined, or where `issue` says."""
+    issue = _Issue(mode, lists, report)
+    issue.emit(MAIN)
+    for name in issue.waiting:  # never joined, which is found elsewhere
+        issue.emit(name)
+    return tuple(issue.words)
 
-    streams = [name for name in lists if name != MAIN]
 
-    def known(word: Word) -> bool:
+class _Issue:
+    """Collects the words of a mode in host order."""
+
+    def __init__(
+        self, mode: str, lists: MappingType[str, tuple[Word, ...]], report: Report
+    ) -> None:
+        self.mode, self.lists, self.report = mode, lists, report
+        self.streams = [name for name in lists if name != MAIN]
+        self.words: list[Word] = []
+        self.state: dict[str, str] = {}  # stream -> forked, open, done
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Streams that have been forked and not issued, in the order of their forks."""
+        return tuple(name for name, state in self.state.items() if state == "forked")
+
+    def emit(self, stream: str) -> None:
+        """Issue the list of a stream."""
+        self.state[stream] = "open"
+        for word in self.lists[stream]:
+            if word.verb == "launch":
+                self.words.append(word)
+            elif self._known(word):
+                getattr(self, f"_{word.verb}")(word)
+        self.state[stream] = "done"
+
+    def _known(self, word: Word) -> bool:
         if word.name == MAIN:
-            message = f"mode `{mode}`: `{MAIN}` is the stream of the step, always running"
+            message = f"mode `{self.mode}`: `{MAIN}` is the stream of the step, always running"
             help = f"`{word.verb}` one of the other streams"
-            report.error("KP112", message, word.span, allowed=streams, help=help)
-        elif word.name not in lists:
-            report.unknown(f"stream in mode `{mode}`:", word.name, word.span, streams)
-        return word.name in streams
+            self.report.error("KP112", message, word.span, allowed=self.streams, help=help)
+        elif word.name not in self.lists:
+            what = f"stream in mode `{self.mode}`:"
+            self.report.unknown(what, word.name, word.span, self.streams)
+        return word.name in self.streams
 
-    def emit(stream: str) -> None:
-        for word in lists[stream]:
-            if word.verb == "fork":
-                if not known(word):
-                    continue
-                if word.name in state:
-                    message = f"mode `{mode}`: stream `{word.name}` is forked twice"
-                    report.error("KP112", message, word.span, help="use a second stream")
-                    continue
-                state[word.name] = "open"
-                issued.append(word)
-                emit(word.name)
-                state[word.name] = "done"
-            elif word.verb == "join":
-                if not known(word):
-                    continue
-                if word.name == word.stream:
-                    message = f"mode `{mode}`: stream `{word.name}` joins itself"
-                    report.error("KP112", message, word.span, help="join it in another stream")
-                    continue
-                if state.get(word.name) != "done":
-                    message = f"mode `{mode}`: `join {word.name}` stands ahead of its fork"
-                    report.error("KP112", message, word.span, help=f"`fork {word.name}` first")
-                    continue
-                issued.append(word)
-            else:
-                issued.append(word)
+    def _fork(self, word: Word) -> None:
+        if word.name in self.state:
+            message = f"mode `{self.mode}`: stream `{word.name}` is forked twice"
+            self.report.error("KP112", message, word.span, help="use a second stream")
+            return
+        self.state[word.name] = "forked"
+        self.words.append(word)
 
-    emit(MAIN)
-    return tuple(issued)
+    def _join(self, word: Word) -> None:
+        if word.name == word.stream:
+            message = f"mode `{self.mode}`: stream `{word.name}` joins itself"
+            self.report.error("KP112", message, word.span, help="join it in another stream")
+            return
+        self._until_forked(word)
+        if self.state.get(word.name) == "forked":
+            self.emit(word.name)
+        if self._issued(word):
+            self.words.append(word)
+
+    def _issue(self, word: Word) -> None:
+        self._until_forked(word)
+        if self.state.get(word.name) == "done":
+            message = f"mode `{self.mode}`: stream `{word.name}` is issued already"
+            help = f"put `issue {word.name}` ahead of what joins it, or delete it"
+            self.report.error("KP112", message, word.span, help=help)
+            return
+        if self.state.get(word.name) == "forked":
+            self.emit(word.name)
+        self._issued(word)
+
+    def _until_forked(self, word: Word) -> None:
+        """Issue what forks the stream: the list of another stream that is still waiting."""
+        while word.name not in self.state:
+            owner = next((name for name in self.waiting if self._leads_to(name, word.name)), None)
+            if owner is None:
+                return
+            self.emit(owner)
+
+    def _leads_to(self, stream: str, name: str) -> bool:
+        seen, frontier = {stream}, [stream]
+        while frontier:
+            for word in self.lists[frontier.pop()]:
+                if word.verb == "fork" and word.name == name:
+                    return True
+                if word.verb == "fork" and word.name in self.lists and word.name not in seen:
+                    seen.add(word.name)
+                    frontier.append(word.name)
+        return False
+
+    def _issued(self, word: Word) -> bool:
+        if self.state.get(word.name) == "done":
+            return True
+        message = f"mode `{self.mode}`: `{word.verb} {word.name}` stands ahead of its fork"
+        self.report.error("KP112", message, word.span, help=f"`fork {word.name}` first")
+        return False
 
 
 def _check_joined(mode: str, words: tuple[Word, ...], report: Report) -> None:

@@ -45,6 +45,8 @@ def strongest(launch: Candidate, *, spin_overlap: bool) -> Pdl:
     release, why_release = True, launch.contract.release.value
     if launch.contract.release is Release.NEVER:
         release, why_release = False, "no release"
+    elif launch.contract.release is Release.SOME_BLOCKS:
+        release, why_release = False, "released by some blocks only, so at the last exit"
     elif launch.contract.release is Release.LIBRARY:
         release, why_release = False, "release is the library's"
     elif launch.weaken:

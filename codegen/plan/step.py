@@ -197,7 +197,9 @@ def _launch(
     contract = seat.contract
     slot = resolved.slots[word.name]
     bindings = tuple(
-        Binding(o.name, seat.targets[o.name], o.kind, o.access, o.phase, bool(o.when))
+        Binding(
+            o.name, seat.targets[o.name], o.kind, o.access, contract.phase(o), bool(o.when), o.path
+        )
         for o in contract.operands
         if active(o, flags)
     )

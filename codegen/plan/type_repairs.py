@@ -44,6 +44,7 @@ OTHERWISE: Mapping[str, str] = MappingProxyType(
         "empty": "choose a core that clears rows without keys (`sparse_decode`, `sparse_push`, "
         "`trtllm_gen`, `prims_ts`), or a core that leaves the push to `dcp_value`, which clears "
         "them by `valid`",
+        "mask": "bind `{reader}` to a tensor that tells apart {want}",
         "format": "let `topk_select` (under context parallelism `topk_merge`) write the list, or "
         "choose a core that skips -1 anywhere (`flashmla_sparse`)",
     }

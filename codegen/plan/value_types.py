@@ -1,7 +1,8 @@
 """Whether each reader takes a value for what its writer made it.
 
 Shapes and dtypes are compared where operands are bound; here it is the meaning: what integers
-count, how a tensor lies over the ranks, the base of an LSE, rows without keys, holes in a list.
+count, how a tensor lies over the ranks, the base of an LSE, rows without keys, holes in a list,
+and what a mask may leave out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from kpipe.codegen.diagnostics import Span
 from kpipe.codegen.ops.contract import Kind, Operand
 from kpipe.codegen.ops.types import LseBase, ValueType, resolve_type
 from kpipe.codegen.plan.flags import Seat, active
+from kpipe.codegen.plan.masks import check_masks
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.spec.models import Pipeline
 
@@ -22,6 +24,7 @@ _CODES = {
     "lse": "KP213",
     "empty": "KP214",
     "format": "KP215",
+    "mask": "KP212",
 }
 
 
@@ -48,6 +51,7 @@ def check_types(
     writers = _writers(seats, flags)
     first: dict[str, _End] = {}
     told = _told_base(seats)
+    check_masks(parallel, names, seats, flags, spans, columns, where, report)
     for position, seat in enumerate(seats):
         takes_base = _takes_base(seat)
         for operand in seat.contract.typed_reads:

@@ -8,6 +8,7 @@ schedule is safe only together with its neighbours.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from kpipe.codegen.ops.contract import Access as Touch
 from kpipe.codegen.ops.contract import Kind, Phase, Release
@@ -34,6 +35,7 @@ WORKSPACE = "workspace "  # in front of the names of private workspaces
 INPUTS = ("lengths", "slots", "index_slots", "block_table", "index_table")
 _TRIGGERS: Mapping[Release, model.Trigger] = {
     Release.NEVER: "never",
+    Release.SOME_BLOCKS: "never",  # nobody starts before the last block has exited
     Release.AFTER_WEIGHTS: "early",
     Release.AFTER_WAIT: "after_wait",
     Release.AFTER_LOADS: "after_wait",
@@ -178,7 +180,8 @@ class _Lowering:
         polled = polled_operands(launch.contract, dict(launch.flags))
         for binding in launch.bindings:
             if binding.kind is not Kind.WEIGHT and binding.access is not Touch.LAYOUT:
-                accesses += self.accesses(binding, number, binding.operand in polled)
+                found = self.accesses(binding, number, binding.operand in polled)
+                accesses += [replace(access, path=binding.path.value) for access in found]
         accesses += [
             Access(
                 f"{WORKSPACE}{launch.op}.{scratch.name}{self.own}",
@@ -195,6 +198,7 @@ class _Lowering:
             pdl=launch.pdl.attribute,
             waits=launch.contract.waits,
             trigger=_TRIGGERS[release] if released else "never",
+            proxy_fenced=launch.contract.proxy_fence,
         )
 
     def accesses(self, binding: Binding, number: int, polls: bool) -> list[Access]:

@@ -14,13 +14,17 @@ Box = tuple[tuple[int, int], ...]
 
 Trigger = Literal["never", "early", "after_wait"]
 
+# How a kernel reaches memory: plain loads and stores, or bulk copies of the async proxy (TMA).
+Path = Literal["generic", "async"]
+
 
 @dataclass(frozen=True)
 class Access:
     """One access of a kernel.
 
     `early` accesses may happen from the first resident CTA on (in front of the wait); others
-    begin behind the kernel's wait.  In a kernel that never waits every access is early.
+    begin behind the kernel's wait.  In a kernel that never waits every access is early.  `path` has
+    no part in whether two accesses conflict.
 
     `zero` marks a write that leaves only zeros.  A kernel's also expects them, as counters do that
     reset themselves; a copy's is a memset and expects nothing.
@@ -31,6 +35,7 @@ class Access:
     early: bool = False
     box: Box = ()
     zero: bool = False
+    path: Path = "generic"
 
     def conflicts(self, other: Access) -> bool:
         """Same memory, and at least one of the two writes it."""
@@ -45,10 +50,12 @@ class Access:
 class Kernel:
     """A kernel node.
 
-    `pdl`: launched with programmatic stream serialisation.  `waits`: every CTA that touches body
-    data executes the dependency wait.  `trigger`: every CTA calls launch_dependents, at entry or
-    behind its wait; "never" means the implicit trigger at exit.  `fenced` says that a release
-    fence stands in front of the trigger.
+    `pdl`: launched with programmatic stream serialisation.  `waits`: in every CTA some warp role
+    executes the dependency wait; what other roles touch without it is early.  `trigger`: every CTA
+    calls launch_dependents, at entry or behind its wait; "never" means the implicit trigger at
+    exit, which is also that of a kernel in which only some CTAs call it.  `fenced` says that a
+    release fence stands in front of the trigger, `proxy_fenced` that a fence between the generic
+    and the async proxy stands there, behind all stores.
     """
 
     name: str
@@ -57,6 +64,7 @@ class Kernel:
     waits: bool = False
     trigger: Trigger = "never"
     fenced: bool = False
+    proxy_fenced: bool = False
 
 
 @dataclass(frozen=True)

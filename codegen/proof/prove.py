@@ -19,6 +19,7 @@ from kpipe.codegen.proof.memory_rules import dirty_findings, memory_finding
 from kpipe.codegen.proof.order import Missing, Order
 from kpipe.codegen.proof.program import Access, Program, Reuse
 from kpipe.codegen.proof.proved import ProvedPlan, decided, remember
+from kpipe.codegen.proof.proxies import proxy_finding
 from kpipe.codegen.proof.races import Race
 from kpipe.codegen.proof.story import race_story
 from kpipe.codegen.proof.synthesis import Synthesis, synthesise
@@ -86,6 +87,8 @@ def _findings(synthesis: Synthesis) -> list[Diagnostic]:
 
 
 def _finding(step: StepPlan, program: Program, race: Race) -> Diagnostic:
+    if race.kind == "PROXY":
+        return proxy_finding(step, program, race)
     first, second = (program.launches[site[0]].node for site in (race.first, race.second))
     buffer = race.buffer.partition("@")[0]
     verbs = {

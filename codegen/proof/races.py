@@ -18,7 +18,8 @@ from kpipe.codegen.proof.instants import PER_LAUNCH, begin, end, known, number
 from kpipe.codegen.proof.order import Order
 from kpipe.codegen.proof.program import Access, Program, Reuse
 
-Kind = Literal["RAW", "WAR", "WAW"]
+# PROXY: ordered, but read by another path than it was written (`proxies.py`).
+Kind = Literal["RAW", "WAR", "WAW", "PROXY"]
 Verdict = Literal["assumed", "racy"]
 Assumption = Literal["", "m1", "m3", "m1 or m3", "fence"]
 

@@ -5,18 +5,20 @@ launch whose access may come too early is launched plain, which makes it wait fo
 of it in its stream.  Releases are held only for reads that somebody behind a launch that never
 waits would overwrite: a read is over at the last exit, so that rests on the documents.  A hold for
 written data would rest on a reading that none promises (`held_exit_visible`) and is not derived:
-the reader is launched plain instead.
+the reader is launched plain instead.  Where TMA reads behind its wait what plain stores have
+written, the wait gives the order and the hold the visibility (`proxies.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kpipe.codegen.plan.model import Item, Launch, PipelinePlan, StepPlan
+from kpipe.codegen.plan.model import Item, Launch, Pdl, PipelinePlan, StepPlan
 from kpipe.codegen.proof.lower import BETWEEN_LAYERS, lower
 from kpipe.codegen.proof.order import Order
 from kpipe.codegen.proof.program import Kernel, Program
 from kpipe.codegen.proof.program import Launch as Node
+from kpipe.codegen.proof.proxies import proxy_races, proxy_reasons
 from kpipe.codegen.proof.races import Race, check, scan, unfenced
 
 RULE_SETS = (False, True)  # captured?
@@ -76,10 +78,12 @@ def _with_overlap_of(step: StepPlan, asked: StepPlan, name: str, part: str) -> S
 
 
 def races_of(program: Program) -> tuple[Race, ...]:
-    """What the documents do not order, reads that rest on an unfenced trigger included."""
+    """What the documents do not order, reads that rest on an unfenced trigger included, and what
+    they order but do not make visible to TMA."""
+    crossing = proxy_races(program)
     if not scan(Order(program, fences=True)).pairs:  # stricter than both, and usually enough
-        return ()
-    return tuple(dict.fromkeys((*check(program), *unfenced(program))))
+        return crossing
+    return tuple(dict.fromkeys((*check(program), *unfenced(program), *crossing)))
 
 
 def _weaken(step: StepPlan, races: tuple[tuple[Program, Race], ...]) -> StepPlan:
@@ -89,6 +93,9 @@ def _weaken(step: StepPlan, races: tuple[tuple[Program, Race], ...]) -> StepPlan
     held: dict[str, str] = {}
     orders: dict[int, Order] = {}
     for program, race in races:
+        if race.kind == "PROXY":
+            _weaken_crossing(program, race, own, plain, held)
+            continue
         order = orders.setdefault(id(program), Order(program))
         culprit, foreign = _culprit(program, race, order)
         first, second = (program.launches[site[0]].node.name for site in (race.first, race.second))
@@ -106,6 +113,19 @@ def _weaken(step: StepPlan, races: tuple[tuple[Program, Race], ...]) -> StepPlan
         for item in step.items
     )
     return step if items == step.items else replace(step, items=items)
+
+
+def _weaken_crossing(
+    program: Program, race: Race, own: dict[str, Pdl], plain: dict[str, str], held: dict[str, str]
+) -> None:
+    """TMA sees the stores of a kernel that has exited before its reader starts: the writer holds
+    its release; where that is not ours to hold, or is held already, the reader is plain."""
+    first, second = (program.launches[site[0]].node.name for site in (race.first, race.second))
+    why_held, why_plain = proxy_reasons(first, second, race.buffer.partition("@")[0])
+    if first in own and own[first].release:
+        held.setdefault(first, why_held)
+    elif second in own:
+        plain.setdefault(second, why_plain)
 
 
 def _weakened(launch: Launch, plain: str, held: str) -> Launch:

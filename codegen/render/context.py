@@ -7,7 +7,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
-from kpipe.codegen.ops.contract import Contract, Derive, Kind, Release
+from kpipe.codegen.ops.contract import Contract, Derive, Kind
 from kpipe.codegen.plan.flags import active
 from kpipe.codegen.plan.model import MAIN, Binding, Fork, Join, Launch, Method, PipelinePlan
 from kpipe.codegen.render.source import (
@@ -325,6 +325,7 @@ def _body(plan: PipelinePlan, method: Method) -> list[str]:
     stream, last_file = MAIN, ""
     for item in method.plan.items:
         if isinstance(item, Fork):
+            stream = MAIN
             lines.append(f"        {item.stream}.wait_stream({item.origin})")
         elif isinstance(item, Join):
             stream = MAIN
@@ -374,8 +375,7 @@ def _call(plan: PipelinePlan, launch: Launch, place: str, indent: int) -> str:
     if not launch.pdl.attribute:
         arguments.append("pdl=False")
         reasons.append(launch.pdl.attribute_reason)
-    movable = launch.contract.release not in (Release.NEVER, Release.LIBRARY)
-    if not launch.pdl.release and movable:
+    if not launch.pdl.release and not launch.contract.release.fixed:
         arguments.append("release=False")
         reasons.append(launch.pdl.release_reason)
     comment = " ".join([place, "; ".join(dict.fromkeys(reasons))]).strip()

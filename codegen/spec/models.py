@@ -228,7 +228,7 @@ class Overlap(Model):
     """Which op runs on which stream in which order, by rows."""
 
     modes: dict[Name, dict[str, Any]] = Field(
-        description="mode -> stream -> list of ops, `fork STREAM`, `join STREAM`"
+        description="mode -> stream -> list of ops, `fork STREAM`, `join STREAM`, `issue STREAM`"
     )
     table: Table = Field(description="rows of the step -> mode")
     table_unfused: Table = Field(None, description="used where features.fused_indexer is false")

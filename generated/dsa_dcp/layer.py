@@ -342,9 +342,6 @@ class DsaDcpLayer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65
         self.dsa_index(
@@ -363,6 +360,9 @@ class DsaDcpLayer(Layer):
             at.valid,
             pdl=False,
         )  # :65 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -397,9 +397,6 @@ class DsaDcpLayer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65
         self.dsa_index(
@@ -418,6 +415,9 @@ class DsaDcpLayer(Layer):
             at.valid,
             pdl=False,
         )  # :65 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -453,9 +453,6 @@ class DsaDcpLayer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65
         self.dsa_index(
@@ -474,6 +471,9 @@ class DsaDcpLayer(Layer):
             at.valid,
             pdl=False,
         )  # :65 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv,
@@ -510,9 +510,6 @@ class DsaDcpLayer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65
         self.dsa_index(
@@ -531,6 +528,9 @@ class DsaDcpLayer(Layer):
             at.valid,
             pdl=False,
         )  # :65 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -566,9 +566,6 @@ class DsaDcpLayer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         self.query_norm(at.q_a, at.q_c)  # :65
         self.index_gemm(at.q_c, at.index_q)  # :65
         self.dsa_index(
@@ -587,6 +584,9 @@ class DsaDcpLayer(Layer):
             at.valid,
             pdl=False,
         )  # :65 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,

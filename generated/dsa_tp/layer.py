@@ -95,8 +95,6 @@ class DsaTpLayer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :67
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
         )  # :66
@@ -106,6 +104,8 @@ class DsaTpLayer(Layer):
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
         )  # :66
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :67
         main.wait_stream(side)  # sparse_decode needs what side made
         # :66
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
@@ -121,8 +121,6 @@ class DsaTpLayer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:60
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
         self.query_norm(at.q_a, at.q_c)  # :60
         self.index_gemm(at.q_c, at.index_q)  # :60
         self.dsa_index(
@@ -134,6 +132,8 @@ class DsaTpLayer(Layer):
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
         )  # :60
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
         main.wait_stream(side)  # sparse_decode needs what side made
         # :60
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
@@ -149,8 +149,6 @@ class DsaTpLayer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:60
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
         self.query_norm(at.q_a, at.q_c)  # :60
         self.index_gemm(at.q_c, at.index_q)  # :60
         self.dsa_index(
@@ -162,6 +160,8 @@ class DsaTpLayer(Layer):
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
         )  # :60
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
@@ -178,8 +178,6 @@ class DsaTpLayer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:60
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
         self.query_norm(at.q_a, at.q_c)  # :60
         self.index_gemm(at.q_c, at.index_q)  # :60
         self.dsa_index(
@@ -191,6 +189,8 @@ class DsaTpLayer(Layer):
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
         )  # :60
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
@@ -208,8 +208,6 @@ class DsaTpLayer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
         self.query_norm(at.q_a, at.q_c)  # :63
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
@@ -220,6 +218,8 @@ class DsaTpLayer(Layer):
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
         )  # :63
+        with self.on(side):
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
         main.wait_stream(side)  # sparse_decode needs what side made
         # :63
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
@@ -237,8 +237,6 @@ class DsaTpLayer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
         self.query_norm(at.q_a, at.q_c)  # :63
         side.wait_stream(main)
-        with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
@@ -249,6 +247,8 @@ class DsaTpLayer(Layer):
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
         )  # :63
+        with self.on(side):
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False

@@ -15,13 +15,14 @@ from kpipe.codegen.proof.program import (
     Copy,
     Kernel,
     Launch,
+    Path,
     Program,
     Record,
     Segment,
     Wait,
 )
 
-__all__ = ["MODES", "random_program", "two_kernel_programs", "weaken", "weakenings"]
+__all__ = ["MODES", "random_program", "two_kernel_programs", "weaken", "weakenings", "with_paths"]
 
 MODES = ("eager", "captured", "mixed")
 BOXES: tuple[Box, ...] = ((), (), ((0, 2),), ((2, 4),), ((1, 3),))
@@ -161,6 +162,29 @@ def _random_node(rng: random.Random, name: str, care: float) -> Kernel | Copy:
 def _random_access(rng: random.Random, care: float) -> Access:
     early = rng.random() < 0.4 * (1.1 - care)
     return Access(rng.choice("xxxy"), rng.random() < 0.45, early, rng.choice(BOXES))
+
+
+def with_paths(program: Program, rng: random.Random) -> Program:
+    """The program with most of its loads by TMA, and some kernels that fence the proxies."""
+
+    def path(access: Access) -> Path:
+        return "async" if rng.random() < (0.3 if access.write else 0.7) else "generic"
+
+    def changed(action: Action) -> Action:
+        if not isinstance(action, Launch):
+            return action
+        accesses = tuple(replace(access, path=path(access)) for access in action.node.accesses)
+        node = replace(action.node, accesses=accesses)
+        if isinstance(node, Kernel):
+            node = replace(node, proxy_fenced=rng.random() < 0.2)
+        return replace(action, node=node)
+
+    return Program(
+        tuple(
+            replace(segment, actions=tuple(changed(action) for action in segment.actions))
+            for segment in program.segments
+        )
+    )
 
 
 def weakenings(program: Program) -> Iterator[Program]:

@@ -97,7 +97,7 @@ def test_a_rank_that_stops_early(layers: LayerFactory) -> None:
 
     class Early(base):  # type: ignore[misc, valid-type]
         def run(self, step: Any, *, stop_after: str = "") -> str:
-            return super().run(step, stop_after="indexer" if self.comm.rank == 2 else "")
+            return super().run(step, stop_after="query" if self.comm.rank == 2 else "")
 
     error = _failure(Early, CASE, MailboxTimeout)
     assert error.stage == "dcp_value" and error.mailbox == "lse_mail"
@@ -153,12 +153,12 @@ def test_ranks_that_count_their_layers_differently(layers: LayerFactory) -> None
             super().prepare(*records, comm=comm, layer=layer + comm.rank, **options)
 
     error = _failure(Shifted, CASE, MailboxTimeout)
-    assert (error.mailbox, error.stage) == ("q_mail", "query_wait")
+    assert (error.mailbox, error.stage) == ("candidates", "topk_merge")
     assert error.peers == (1 - error.rank,)
 
 
 def test_ranks_with_different_rows(layers: LayerFactory) -> None:
-    """Rank 1 runs 5 rows and waits for candidates of rank 0, which waits for a sixth query."""
+    """Rank 1 runs 5 rows and waits for queries of rank 0, which waits for a sixth list."""
     base = layers.dcp(2)
 
     class Fewer(base):  # type: ignore[misc, valid-type]
@@ -167,4 +167,4 @@ def test_ranks_with_different_rows(layers: LayerFactory) -> None:
 
     error = _failure(Fewer, CASE, MailboxTimeout)
     found = error.mailbox, error.rank, error.peers, error.word[:2]
-    assert found in [("q_mail", 0, (1,), (5, 8)), ("candidates", 1, (0,), (0, 0))]
+    assert found in [("candidates", 0, (1,), (1, 5)), ("q_mail", 1, (0,), (0, 0))]

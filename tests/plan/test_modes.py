@@ -38,19 +38,45 @@ def complete(text: str) -> dict[str, set[str]]:
     }
 
 
-def test_a_stream_is_issued_where_it_is_forked() -> None:
+def test_a_stream_is_issued_right_ahead_of_its_join() -> None:
     text = "main: [a, fork side, b, join side, c]\nside: [x, y]\n"
-    assert host_order(text) == ["a", "fork side", "x", "y", "b", "join side", "c"]
+    assert host_order(text) == ["a", "fork side", "b", "x", "y", "join side", "c"]
+
+
+def test_a_stream_may_be_issued_earlier() -> None:
+    text = "main: [a, fork side, b, issue side, c, join side]\nside: [x]\n"
+    assert host_order(text) == ["a", "fork side", "b", "x", "c", "join side"]
+    at_once = text.replace("b, issue side", "issue side, b")
+    assert host_order(at_once) == ["a", "fork side", "x", "b", "c", "join side"]
+    assert complete(text) == complete(at_once) == complete(text.replace("issue side, ", ""))
+
+
+def test_a_second_join_finds_the_stream_issued() -> None:
+    text = "main: [fork one, fork two, a, join one, join two]\none: [x]\ntwo: [y, join one, z]\n"
+    order = ["fork one", "fork two", "a", "x", "join one", "y", "join one", "z", "join two"]
+    assert host_order(text) == order
+
+
+def test_a_stream_that_another_one_forks_may_be_joined_first() -> None:
+    """`two` is forked by `one`, which nothing has joined yet: it is issued for the fork's sake."""
+    text = "main: [fork one, a, join two, b, join one]\none: [x, fork two, y]\ntwo: [z]\n"
+    order = ["fork one", "a", "x", "fork two", "y", "z", "join two", "b", "join one"]
+    assert host_order(text) == order
+
+
+def test_a_stream_may_join_one_that_is_forked_after_it() -> None:
+    text = "main: [fork one, a, fork two, b, join one]\none: [x, join two]\ntwo: [y]\n"
+    assert host_order(text) == ["fork one", "a", "fork two", "b", "x", "y", "join two", "join one"]
 
 
 def test_the_order_of_streams_in_the_file_does_not_matter() -> None:
     text = "side: [x]\nmain: [a, fork side, b, join side]\n"
-    assert host_order(text) == ["a", "fork side", "x", "b", "join side"]
+    assert host_order(text) == ["a", "fork side", "b", "x", "join side"]
 
 
 def test_a_side_stream_may_fork_and_join_another() -> None:
     text = "main: [fork one, a, join one]\none: [fork two, x, join two]\ntwo: [y]\n"
-    order = ["fork one", "fork two", "y", "x", "join two", "a", "join one"]
+    order = ["fork one", "a", "fork two", "x", "y", "join two", "join one"]
     assert host_order(text) == order
 
 
@@ -59,11 +85,11 @@ def test_streams_of_words() -> None:
     assert [(w.verb, w.stream) for w in mode.words] == [
         ("launch", "main"),
         ("fork", "main"),
-        ("launch", "side"),
         ("launch", "main"),
+        ("launch", "side"),
         ("join", "main"),
     ]
-    assert mode.ops == ("a", "x", "b")
+    assert mode.ops == ("a", "b", "x")
 
 
 def test_ancestors_follow_stream_order_fork_and_join() -> None:
@@ -131,12 +157,28 @@ def test_a_stream_may_be_joined_by_way_of_another() -> None:
             "KP112",
             "mode `m`: stream `side` is never forked, so its ops would not run",
         ),
+        (
+            "main: [issue side, fork side, a, join side]\nside: [x]\n",
+            "KP112",
+            "mode `m`: `issue side` stands ahead of its fork",
+        ),
+        (
+            "main: [fork side, a, join side, issue side]\nside: [x]\n",
+            "KP112",
+            "mode `m`: stream `side` is issued already",
+        ),
+        (
+            "main: [fork side, issue sid, a, join side]\nside: [x]\n",
+            "KP103",
+            "unknown stream in mode `m`: `sid`",
+        ),
         ("side: [x]\n", "KP112", "mode `m` has no stream `main`"),
         ("main: []\n", "KP112", "mode `m` launches nothing"),
         (
             "main: [a, 'fork  side  x']\n",
             "KP112",
-            "mode `m`: `fork  side  x` is not an op, `fork STREAM` or `join STREAM`",
+            "mode `m`: `fork  side  x` is not an op, `fork STREAM`, `join STREAM` or "
+            "`issue STREAM`",
         ),
         (
             "main: [a]\nrequires: {dcp: maybe}\n",

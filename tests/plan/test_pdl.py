@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from spec_project import PIPELINES, make_project, plan_edited, plan_of
 
-from kpipe.codegen.ops.contract import Release
 from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.codegen.plan.flags import active, polled_operands
 from kpipe.codegen.plan.model import Launch, Pdl, PipelinePlan
@@ -105,6 +104,6 @@ def test_shipped_plans_overlap_all_that_waits_and_nothing_else(name: str, tmp_pa
         polls = polled_operands(launch.contract, flags)
         plain = bool(early or polls or not launch.contract.waits)
         assert launch.pdl.attribute == (not plain)
-        fixed = launch.contract.release in (Release.NEVER, Release.LIBRARY)
+        fixed = launch.contract.release.fixed
         assert launch.pdl.release == (not polls and not fixed)
         assert all(active(o, flags) for o in map(launch.contract.operand, early) if o)

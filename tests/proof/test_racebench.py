@@ -36,8 +36,18 @@ RULES = (
     "self_event",
     "held_exit",
     "graph_boundary",
+    "KP307_proxy",
+    "waits_per_role",
+    "trigger_of_some",
 )
-KINDS = {"KP301": "RAW", "KP302": "WAR", "KP303": "WAW", "KP401": "RAW", "KP402": "RAW"}
+KINDS = {
+    "KP301": "RAW",
+    "KP302": "WAR",
+    "KP303": "WAW",
+    "KP307": "PROXY",
+    "KP401": "RAW",
+    "KP402": "RAW",
+}
 PAIRS = [pytest.param(racy, fixed, id=name) for name, racy, fixed in pairs()]
 FILES = sorted(FOLDER.glob("*/*.yaml"))
 
@@ -130,8 +140,18 @@ GOOD = "kernels:\n  A: {writes: [x]}\n  B: {reads: [x]}\norder:\n  - main: A\n  
     [
         ("kernels:", "kernel:\n  A: {}\nkernels:", "unknown key 'kernel'; known: kernels, modes"),
         ("{writes: [x]}", "{writes: [x], pld: true}", "unknown key 'pld'; known: copy, fenced"),
-        ("{writes: [x]}", "{trigger: late}", "trigger is 'late', not never, early or after_wait"),
+        (
+            "{writes: [x]}",
+            "{trigger: late}",
+            "trigger is 'late', not never, early, after",
+        ),
         ("{writes: [x]}", "{copy: true, pdl: true}", "unknown key 'pdl'; known: copy, reads"),
+        (
+            "{writes: [x]}",
+            "{waits: true, roles: {load: {writes: [x]}}}",
+            "A has roles, and they say who waits",
+        ),
+        ("{writes: [x]}", "{roles: {a: {reads_early: [x]}}}", "unknown key 'reads_early'"),
         ("{writes: [x]}", "{writes: [x 0-4]}", "'x 0-4' does not read as"),
         ("side: B", "side: C", "'C' is no kernel of the file"),
         ("side: B", "side: A", "'A' is launched twice"),

@@ -58,10 +58,10 @@ def test_what_a_join_and_a_parity_say(pipeline: PipelinePlan) -> None:
     assert eager is not None and eager.second == "sparse_decode"  # the slot's op
     assert [link.rule for link in eager.chain] == ["join"]
     assert eager.shared == ("latent_kv", "query")
-    beside = why(pipeline, step, "mla_query", "query_norm", captured=False)
+    beside = why(pipeline, step, "query_norm", "mla_query", captured=False)
     assert beside is not None and beside.missing == (
-        "the completion of mla_query is not ordered before the wait of query_norm",
-        "nothing orders mla_query before it",
+        "the completion of query_norm is not ordered before the wait of mla_query",
+        "nothing orders query_norm before it",
     )
 
 

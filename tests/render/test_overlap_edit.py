@@ -28,6 +28,47 @@ def first_entry(root: Path, name: str, mode: str) -> Path:
     return path
 
 
+def test_the_place_of_issue_is_written_where_the_spec_has_it(tmp_path: Path) -> None:
+    old = "packed_gemm, fork side, query_norm, index_gemm, dsa_index, index_scores, topk_select,"
+    new = old.replace("index_gemm,", "issue side, index_gemm,")
+    texts = [
+        render(plan_of(make_project(tmp_path / str(i), edits)))["layer.py"]
+        for i, edits in enumerate(([], [("dsa_tp.yaml", old, new)]))
+    ]
+    bodies = [text.split("def _fork_sparse_decode")[1].split("def ")[0] for text in texts]
+    places = [[b.index(f"self.{op}(") for op in ("mla_query", "index_gemm")] for b in bodies]
+    assert places[0][0] > places[0][1] and places[1][0] < places[1][1]
+    assert bodies[0].index("side.wait_stream") == bodies[1].index("side.wait_stream")
+
+
+def test_a_side_stream_that_forks_another_is_written_as_python(tmp_path: Path) -> None:
+    """Behind the event of a fork the block of the stream begins anew."""
+    old = (
+        "main: [packed_gemm, fork side, index_front, index_scores, topk_select, join side, core, "
+        "value, o_proj]\n      side: [mla_query]"
+    )
+    new = (
+        "main: [packed_gemm, fork side, join side, core, value, o_proj]\n"
+        "      side: [index_front, fork other, index_scores, topk_select, join other]\n"
+        "      other: [mla_query]"
+    )
+    root = make_project(tmp_path, [("dsa_tp.yaml", old, new)])
+    text = render(plan_of(root))["layer.py"]
+    compile(text, "layer.py", "exec")
+    body = text.split("def _front")[1].split("def ")[0]
+    words = (
+        "side.wait_stream(main)",
+        "with self.on(side):\n            self.index_front(",
+        "other.wait_stream(side)",
+        "with self.on(side):\n            self.index_scores(",
+        "with self.on(other):\n            self.mla_query(",
+        "side.wait_stream(other)",
+        "main.wait_stream(side)",
+    )
+    places = [body.index(word) for word in words]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize("name", MODES)
 def test_from_any_mode_to_any_other(name: str, tmp_path: Path) -> None:
     files: dict[str, dict[str, str]] = {}

@@ -44,7 +44,7 @@ def _acts(op: Op) -> list[tuple[str, str]]:
 def test_protocol_of_the_forked_mode() -> None:
     protocol = shipped("fork")
     assert [item if not isinstance(item, Op) else item.name for item in protocol.items] == [
-        Split("side"), "mla_query", "query_wait", "topk_local", "topk_merge", Merge("side"),
+        Split("side"), "topk_local", "topk_merge", "mla_query", "query_wait", Merge("side"),
         "sparse_decode", "dcp_value", "o_proj", "o_reduce",
     ]  # fmt: skip
     ops = {op.name: op for op in protocol.ops}

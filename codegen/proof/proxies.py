@@ -1,0 +1,100 @@
+"""Stores of the generic proxy that TMA reads: ordered, and still not promised to be visible.
+
+A bulk copy reads memory through the async proxy.  A dependency wait orders it behind the writer's
+completion; that it also sees what plain stores have written is measured to fail where the reader
+was already running when the writer ended.  So the reader has to start behind the writer's last
+exit, or the writer has to fence between the two proxies in front of its trigger.
+"""
+
+from __future__ import annotations
+
+from kpipe.codegen.diagnostics import Diagnostic
+from kpipe.codegen.plan.model import StepPlan
+from kpipe.codegen.proof.order import Order
+from kpipe.codegen.proof.program import Access, Kernel, Program
+from kpipe.codegen.proof.races import Pair, Race, racy_pairs
+
+PATHS = {
+    "generic": "plain stores (generic proxy)",
+    "async": "TMA (async proxy)",
+}
+
+
+def crossing_pairs(program: Program) -> frozenset[Pair]:
+    """Every (writer, its access, reader, its access), launches in host order, where plain stores
+    without a proxy fence are read by TMA in a kernel that may start before the writer has exited.
+
+    Pairs that are unordered altogether are among them.
+    """
+    readers = [
+        (position, site, access)
+        for position, launch in enumerate(program.launches)
+        for site, access in enumerate(launch.node.accesses)
+        if not access.write and access.path == "async"
+    ]
+    if not readers:
+        return frozenset()
+    order = Order(program)
+    return frozenset(
+        (first, first_site, second, second_site)
+        for second, second_site, read in readers
+        for first, launch in enumerate(program.launches[:second])
+        if not (isinstance(launch.node, Kernel) and launch.node.proxy_fenced)
+        for first_site, written in enumerate(launch.node.accesses)
+        if _plain_store(written)
+        and written.conflicts(read)
+        and not order.ordered((first, "X"), (second, "S"))
+    )
+
+
+def proxy_races(program: Program) -> tuple[Race, ...]:
+    """The crossing pairs that are in order otherwise, as races of kind "PROXY"; sorted."""
+    crossing = crossing_pairs(program)
+    if not crossing:
+        return ()
+    launches = program.launches
+    return tuple(
+        sorted(
+            Race(
+                (first, first_site),
+                (second, second_site),
+                launches[second].node.accesses[second_site].buffer,
+                "PROXY",
+                "racy",
+                "",
+            )
+            for first, first_site, second, second_site in crossing - racy_pairs(program)
+        )
+    )
+
+
+def _plain_store(access: Access) -> bool:
+    return access.write and access.path == "generic"
+
+
+def proxy_reasons(first: str, second: str, buffer: str) -> tuple[str, str]:
+    """Why the writer's release is held, and why the reader is launched plain."""
+    return (
+        f"held: {second} reads `{buffer}` by TMA, behind no proxy fence",
+        f"plain: reads `{buffer}` by TMA, {first} stores it behind no proxy fence",
+    )
+
+
+def proxy_finding(step: StepPlan, program: Program, race: Race) -> Diagnostic:
+    """The finding of a proxy race, with both access paths and both places."""
+    sites = race.first, race.second
+    first, second = (program.launches[position].node for position, _ in sites)
+    paths = [PATHS[program.launches[p].node.accesses[s].path] for p, s in sites]
+    buffer = race.buffer.partition("@")[0]
+    spans = {launch.name: launch.span for launch in step.launches}
+    related = [("writer", spans[first.name])] if first.name in spans else []
+    return Diagnostic(
+        "KP307",
+        f"mode `{step.mode}`: `{second.name}` reads `{buffer}` by {paths[1]}, `{first.name}` "
+        f"writes it by {paths[0]} and lets it start before the last store",
+        spans.get(second.name) or spans.get(first.name),
+        help=f"fence between the proxies in front of the trigger of `{first.name}` and say so in "
+        f"its contract (`proxy_fence`), or hold its release: "
+        f"`pdl: {{{first.name}: hold}}`",
+        related=tuple(related),
+    )
