@@ -7,7 +7,7 @@ edit is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kpipe.codegen.diagnostics import Diagnostic, Edit
@@ -27,6 +27,8 @@ REPAIRED = frozenset(
         *("KP701", "KP702", "KP703", "KP704", "KP706"),
     )
 )
+# What another mode does not help against.
+_IN_EVERY_MODE = frozenset(("KP306", "KP702", "KP703"))
 _NAMES = re.compile(r"`(\w+)`")
 _BEHIND = 3  # further parities that are tried
 
@@ -63,6 +65,8 @@ def candidates(finding: Diagnostic, context: Context) -> list[Candidate]:
     """Edits that may repair the finding, the likeliest first, each once."""
     mode = mode_of(finding, context.words)
     found: list[Candidate] = []
+    if finding.code == "KP306" and not finding.fix:
+        return []  # a join that is there, misspelt
     if finding.fix:
         found.append(_known(finding, mode, context))
     if "between_layers" in finding.help:  # lost behind the engine: no order of ours helps
@@ -73,10 +77,18 @@ def candidates(finding: Diagnostic, context: Context) -> list[Candidate]:
         found += _moves(finding, mode, context)
         found += _additions(finding, mode, context)
     found += _mailboxes(finding, context)
-    if mode and finding.code != "KP306":
+    if mode and finding.code not in _IN_EVERY_MODE:
         found += _other_modes(mode, context)
-    unique = {candidate.edits: candidate for candidate in reversed(found) if candidate.edits}
-    return list(unique.values())[::-1]
+    return first_of_each(found)
+
+
+def first_of_each(found: Iterable[Candidate]) -> list[Candidate]:
+    """Each edit once, where it came first; none without edits."""
+    unique: dict[tuple[Edit, ...], Candidate] = {}
+    for candidate in found:
+        if candidate.edits:
+            unique.setdefault(candidate.edits, candidate)
+    return list(unique.values())
 
 
 def _known(finding: Diagnostic, mode: str, context: Context) -> Candidate:

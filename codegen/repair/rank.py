@@ -10,13 +10,19 @@ from kpipe.codegen.plan.api import resolve_spec
 from kpipe.codegen.plan.cost import layer_time
 from kpipe.codegen.plan.describe import row_list
 from kpipe.codegen.plan.model import PipelinePlan, StepPlan
-from kpipe.codegen.repair.candidates import REPAIRED, Context, candidates, mode_of
+from kpipe.codegen.repair.candidates import (
+    REPAIRED,
+    Context,
+    candidates,
+    first_of_each,
+    mode_of,
+)
 from kpipe.codegen.repair.moves import Candidate, Words
 from kpipe.codegen.repair.trial import Outcome, planned, tried
 from kpipe.codegen.spec.load import load_source
 
-TRIALS = 12  # of one group of findings
-ALL_TRIALS = 24  # of one spec: a failing check stays below about two seconds
+TRIALS = 8  # of one group of findings
+ALL_TRIALS = 16  # of one spec: a failing check stays below about two seconds
 KEPT = 6  # repairs of one finding
 _Key = tuple[str, str]
 _At = tuple[str, int, int]  # arch, q, rows
@@ -43,8 +49,8 @@ def with_repairs(
     first, and among those what keeps the mode, then what the layer is predicted to be fastest with.
     """
     wanted = [finding for finding in found if finding.code in REPAIRED]
-    if not wanted:
-        return tuple(found)
+    if not wanted or any(finding.fix for finding in found if finding.code not in REPAIRED):
+        return tuple(found)  # words to correct come first: they may be the cause of the rest
     try:
         source = load_source(path, {}, texts)
     except SpecError:
@@ -81,8 +87,7 @@ def _candidates(group: Sequence[Diagnostic], context: Context) -> list[Candidate
     lists = [candidates(finding, context) for finding in group]
     longest = max(map(len, lists), default=0)
     mixed = [one[turn] for turn in range(longest) for one in lists if turn < len(one)]
-    unique = {candidate.edits: candidate for candidate in reversed(mixed)}
-    return sorted(list(unique.values())[::-1], key=lambda candidate: candidate.rank)
+    return sorted(first_of_each(mixed), key=lambda candidate: candidate.rank)
 
 
 def _passed(outcomes: Sequence[tuple[Candidate, Outcome]], known: frozenset[_Key]) -> list[_Passed]:

@@ -11,8 +11,10 @@ from kpipe.codegen.plan.api import resolve_spec
 from kpipe.codegen.plan.build import build_plan, refuse_unbuilt
 from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.plan.report import Report
-from kpipe.codegen.proof.mailboxes import mailbox_findings
+from kpipe.codegen.proof.mailboxes import mailboxes_proved
 from kpipe.codegen.proof.prove import race_findings, synthesise_all
+
+_UNSAFE = Diagnostic("KP702", "a mailbox protocol is not safe", None)
 
 
 @dataclass(frozen=True)
@@ -33,19 +35,27 @@ def tried(
     """The spec at `path` with these edits of its texts; files are not touched.
 
     `modes` are those whose launch lists are proved, None for all: an edit of one mode leaves the
-    others as they are.
+    others as they are.  A mode that the table does not select is tried for every step.
     """
     given = dict(texts)
     for name in dict.fromkeys(edit.span.path for edit in edits):
         given[name] = edited(given[name], [edit for edit in edits if edit.span.path == name])
     try:
         pipeline = planned(path, given)
-        asked = [p for p in pipeline.plans if modes is None or {p.mode, p.asked_mode} & set(modes)]
+        selected = {name for plan in pipeline.plans for name in (plan.mode, plan.asked_mode)}
+        if modes is not None and not selected & set(modes):
+            pipeline = planned(path, given, modes[0])
+        asked = [
+            plan
+            for plan in pipeline.plans
+            if modes is None or {plan.mode, plan.asked_mode} & set(modes)
+        ]
         wanted = {plan.identity for plan in asked}
         methods = tuple(m for m in pipeline.methods if m.plan.identity in wanted)
         proved = synthesise_all(pipeline, methods)
         found = race_findings(pipeline, proved)
-        found += mailbox_findings(replace(pipeline, methods=methods))
+        if not found and not mailboxes_proved(replace(pipeline, methods=methods)):
+            found = [_UNSAFE]  # which word is lost, and how, does not matter here
     except SpecError as error:
         return Outcome(error.diagnostics)
     decided = {identity: synthesis.step.items for identity, synthesis in proved.items()}
@@ -53,8 +63,8 @@ def tried(
     return Outcome(tuple(found), pipeline, steps)
 
 
-def planned(path: str, given: Mapping[str, str]) -> PipelinePlan:
-    """The plan of a spec whose files have these texts.  Raises SpecError."""
+def planned(path: str, given: Mapping[str, str], only: str = "") -> PipelinePlan:
+    """The plan of a spec with these texts, of one mode where `only` names it.  Raises SpecError."""
     resolved = resolve_spec(path, {}, given)
     refuse_unbuilt(resolved)
-    return build_plan(resolved, Report(resolved.source))
+    return build_plan(resolved, Report(resolved.source), only)
