@@ -22,6 +22,7 @@ from kpipe.codegen.repair.trial import Outcome, planned, tried
 from kpipe.codegen.spec.load import load_source
 
 TRIALS = 8  # of one group of findings
+OTHER_TRIALS = 2  # of these, with another mode or another claim about the engine
 ALL_TRIALS = 16  # of one spec: a failing check stays below about two seconds
 KEPT = 6  # repairs of one finding
 _Key = tuple[str, str]
@@ -69,7 +70,7 @@ def with_repairs(
     repaired: dict[Diagnostic, Diagnostic] = {}
     outcomes: dict[Candidate, Outcome] = {}
     for mode, group in groups.items():
-        chosen = _candidates(group, context)[:TRIALS]
+        chosen = _candidates(group, context)
         new = [candidate for candidate in chosen if candidate not in outcomes]
         for candidate in new[: ALL_TRIALS - len(outcomes)]:
             outcomes[candidate] = tried(path, texts, candidate.edits, candidate.modes)
@@ -83,11 +84,18 @@ def _key(finding: Diagnostic) -> _Key:
 
 
 def _candidates(group: Sequence[Diagnostic], context: Context) -> list[Candidate]:
-    """Those of all findings in turns, so that each has its likeliest ones tried; by rank."""
+    """Those of all findings in turns, so that each has its likeliest ones tried; by rank.
+
+    Where there are many, some of those that change more than the mode are among them.
+    """
     lists = [candidates(finding, context) for finding in group]
     longest = max(map(len, lists), default=0)
     mixed = [one[turn] for turn in range(longest) for one in lists if turn < len(one)]
-    return sorted(first_of_each(mixed), key=lambda candidate: candidate.rank)
+    ranked = sorted(first_of_each(mixed), key=lambda candidate: candidate.rank)
+    own = [candidate for candidate in ranked if candidate.rank == 0]
+    others = ranked[len(own) :]
+    kept = own[: TRIALS - min(len(others), OTHER_TRIALS)]
+    return [*kept, *others][:TRIALS]
 
 
 def _passed(outcomes: Sequence[tuple[Candidate, Outcome]], known: frozenset[_Key]) -> list[_Passed]:
