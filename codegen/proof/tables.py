@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -82,7 +81,6 @@ def _arch_of(path: Path) -> str:
     return path.stem.partition("-")[0]
 
 
-@lru_cache(maxsize=8)
 def read_table(path: Path) -> Table:
     """A table from its file.  Raises SpecError KP809 that names the file and the key."""
     shown = display(path)

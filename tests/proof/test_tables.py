@@ -97,7 +97,6 @@ def test_the_project_names_its_own_table(tmp_path: Path, monkeypatch: pytest.Mon
     assert result.exit_code == 0, result.output
     assert "measured on sm_100, driver 600.1; no table for sm_90: the rows of sm_100" in said
     (root / "own.json").unlink()
-    read_table.cache_clear()
     result = CliRunner().invoke(main, ["check", "pipelines/dsa_tp.yaml"])
     assert result.exit_code == 2 and "KP809" in result.output
 
@@ -128,6 +127,32 @@ def test_a_hold_of_the_proof_cites_a_row(tmp_path: Path) -> None:
     assert "held: mla_value rewrites `gated` behind a silent launch (row 12)" in held
     again = plan_of(tmp_path)  # the remembered proof says the same
     assert again == plan
+
+
+def test_generated_code_follows_the_table_that_it_cites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_project(tmp_path, [("dsa_tp.yaml", *SILENT)])
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("KPIPE_CACHE_DIR", str(tmp_path / "cache"))
+    layer = root / "generated" / "dsa_tp" / "layer.py"
+
+    def generate() -> str:
+        result = CliRunner().invoke(main, ["generate", "pipelines/dsa_tp.yaml"])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    generate()
+    assert "behind a silent launch (row 12)" in layer.read_text()
+    assert all(len(line) <= 120 for line in layer.read_text().splitlines() if "(row" in line)
+    (root / "own.json").write_text(SHIPPED.read_text().replace('"12"', '"XII"'))
+    (root / "pyproject.toml").write_text('[tool.kpipe]\nsemantics = "own.json"\n')
+    generate()
+    assert "(row XII)" in layer.read_text()
+    assert "unchanged" in generate()
+    (root / "own.json").write_text(SHIPPED.read_text().replace('"12"', '"12b"'))
+    generate()
+    assert "(row 12b)" in layer.read_text()
 
 
 def test_findings_name_rule_rows_and_readings(tmp_path: Path) -> None:
