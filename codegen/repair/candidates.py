@@ -7,14 +7,21 @@ edit is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kpipe.codegen.diagnostics import Diagnostic, Edit
 from kpipe.codegen.edits import insert_item, remove_item, replace_word
 from kpipe.codegen.plan.model import MAIN
 from kpipe.codegen.plan.resolve import Resolved
-from kpipe.codegen.repair.moves import Candidate, Texts, Word, Words, reordered
+from kpipe.codegen.repair.moves import (
+    Candidate,
+    Texts,
+    Word,
+    Words,
+    moved_for_all,
+    reordered,
+)
 from kpipe.codegen.spec.document import Mapping as MappingNode
 from kpipe.codegen.spec.document import Node, Scalar, find
 from kpipe.codegen.spec.load import Source
@@ -80,6 +87,18 @@ def candidates(finding: Diagnostic, context: Context) -> list[Candidate]:
     if mode and finding.code not in _IN_EVERY_MODE:
         found += _other_modes(mode, context)
     return first_of_each(found)
+
+
+def for_all(group: Sequence[Diagnostic], context: Context) -> list[Candidate]:
+    """Moves that serve several findings of one mode at once."""
+    words = context.words
+    pairs = []
+    for finding in group:
+        here = words.at(finding.span)
+        others = (words.at(span) for _, span in finding.related)
+        if here is not None and finding.code != "KP306":
+            pairs += [(here, other) for other in others if other and other.mode == here.mode]
+    return list(moved_for_all(context.texts, words, pairs))
 
 
 def first_of_each(found: Iterable[Candidate]) -> list[Candidate]:

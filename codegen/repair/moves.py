@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kpipe.codegen.diagnostics import Edit, Span
 from kpipe.codegen.edits import append_item, insert_item, remove_item
 from kpipe.codegen.spec.document import Mapping as MappingNode
-from kpipe.codegen.spec.document import Scalar, Sequence, find
+from kpipe.codegen.spec.document import Scalar, find
+from kpipe.codegen.spec.document import Sequence as SequenceNode
 
 Texts = Mapping[str, str]
 
@@ -52,7 +53,7 @@ class Words:
         for mode in modes.entries if isinstance(modes, MappingNode) else ():
             streams = mode.value.entries if isinstance(mode.value, MappingNode) else ()
             for stream in streams:
-                if isinstance(stream.value, Sequence):
+                if isinstance(stream.value, SequenceNode):
                     key = mode.key, stream.key
                     self.lists[key] = tuple(
                         Word(*key, index, item.raw, item.span)
@@ -168,3 +169,30 @@ def _forked(
             moved_ahead(texts, writer, fork),
         ),
     ]
+
+
+def moved_for_all(
+    texts: Texts, words: Words, pairs: Sequence[tuple[Word, Word]]
+) -> Iterator[Candidate]:
+    """One move that serves several pairs (reader, writer) of a mode: a writer ahead of all its
+    readers and of the forks of their streams, a reader behind all its writers."""
+    for writer in dict.fromkeys(writer for _, writer in pairs):
+        places = [_place_for(words, reader, writer) for reader, w in pairs if w == writer]
+        found = [place for place in places if place is not None]
+        first = min(found, key=lambda place: place.index, default=None)
+        if first is not None and len(set(found)) > 1 and first.index < writer.index:
+            edits = moved_ahead(texts, writer, first)
+            yield Candidate(f"move `{writer.text}` ahead of `{first.text}`", edits, (writer.mode,))
+    for reader in dict.fromkeys(reader for reader, _ in pairs):
+        writers = [w for r, w in pairs if r == reader and w.stream == reader.stream]
+        last = max(writers, key=lambda writer: writer.index, default=None)
+        if last is not None and len(set(writers)) > 1 and last.index > reader.index:
+            edits = moved_behind(texts, reader, last, words)
+            yield Candidate(f"move `{reader.text}` behind `{last.text}`", edits, (reader.mode,))
+
+
+def _place_for(words: Words, reader: Word, writer: Word) -> Word | None:
+    """The word of the writer's stream behind which the reader may start."""
+    if reader.stream == writer.stream:
+        return reader
+    return words.named(reader.mode, writer.stream, f"fork {reader.stream}")

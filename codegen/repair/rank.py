@@ -15,6 +15,7 @@ from kpipe.codegen.repair.candidates import (
     Context,
     candidates,
     first_of_each,
+    for_all,
     mode_of,
 )
 from kpipe.codegen.repair.moves import Candidate, Words
@@ -91,6 +92,7 @@ def _candidates(group: Sequence[Diagnostic], context: Context) -> list[Candidate
     lists = [candidates(finding, context) for finding in group]
     longest = max(map(len, lists), default=0)
     mixed = [one[turn] for turn in range(longest) for one in lists if turn < len(one)]
+    mixed = [*for_all(group, context), *mixed]
     ranked = sorted(first_of_each(mixed), key=lambda candidate: candidate.rank)
     own = [candidate for candidate in ranked if candidate.rank == 0]
     others = ranked[len(own) :]

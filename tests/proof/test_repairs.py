@@ -21,6 +21,11 @@ SWAPPED = (
     "topk_local, topk_merge, join side,\n             core, dcp_value,",
     "topk_local, core, join side,\n             topk_merge, dcp_value,",
 )
+LAST = (
+    "             core, dcp_value, o_proj, o_reduce]\n      side: [mla_query, query_wait]\n    fr",
+    "             core, dcp_value, o_proj, packed_gemm, o_reduce]\n"
+    "      side: [mla_query, query_wait]\n    fr",
+)
 SIDEWAYS = (
     ("query_norm, index_gemm, dsa_index, index_scores, topk_local, topk_merge, join side,\n",
      "query_norm, index_gemm, index_scores, topk_local, topk_merge, join side,\n"),
@@ -86,6 +91,17 @@ def test_what_clears_every_finding_of_the_mode_comes_first(tmp_path: Path) -> No
     _, _, found = broken(tmp_path, SWAPPED)
     texts = {finding.repairs[0].text for finding in found}
     assert len(found) > 3 and texts == {"swap `core` and `topk_merge`"}
+
+
+def test_a_writer_moves_ahead_of_all_its_readers_and_of_the_forks_of_their_streams(
+    tmp_path: Path,
+) -> None:
+    """Eight findings, one cause; no move between two ops alone would clear them all."""
+    old = "[packed_gemm, fork side, query_norm, index_gemm, dsa_index, index_scores, topk_local, "
+    _, _, found = broken(tmp_path, (old, old.replace("packed_gemm, ", "", 1)), LAST)
+    assert len(found) > 3 and {finding.code for finding in found} == {"KP201"}
+    texts = {finding.repairs[0].text for finding in found}
+    assert texts == {"move `packed_gemm` ahead of `fork side`"}
 
 
 def test_another_mode_comes_behind_repairs_of_this_one_even_where_it_is_faster(
