@@ -22,13 +22,13 @@ def cache_folder(name: str) -> str | None:
 
 
 def tool_digest(folder: Path = Path(__file__).parent) -> str:
-    """One digest over every Python source of kpipe.codegen, names included."""
+    """One digest over every Python source and table of kpipe.codegen, names included."""
     total = hashlib.sha256()
     names: list[str] = []
     for where, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
         inner = os.path.relpath(where, folder).replace(os.sep, "/")
-        names += [f"{inner}/{name}" for name in files if name.endswith(".py")]
+        names += [f"{inner}/{name}" for name in files if name.endswith((".py", ".json"))]
     for name in sorted(names):
         data = (folder / name).read_bytes()
         total.update(f"{name}\0{len(data)}\0".encode())

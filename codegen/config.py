@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-KEYS = ("output", "pipelines", "templates")
+KEYS = ("output", "pipelines", "semantics", "templates")
 DEFAULT_OUTPUT = "generated"
 ENVIRONMENT_PREFIX = "KPIPE_"
 ENVIRONMENT = ("KPIPE_CACHE_DIR",)
@@ -27,6 +27,7 @@ class Config(NamedTuple):
     output: Path  # holds one folder per pipeline
     templates: tuple[Path, ...]  # searched before kpipe's own
     pipelines: tuple[str, ...]  # globs below root, used where no spec is named
+    semantics: Path | None = None  # the table of measured semantics that findings cite
 
     @property
     def template_folders(self) -> tuple[Path, ...]:
@@ -80,7 +81,12 @@ def load_config(spec: Path) -> Config:
         output = DEFAULT_OUTPUT
     templates = _texts(table, "templates", findings)
     pipelines = _texts(table, "pipelines", findings)
-    for key, texts in (("output", (output,)), ("templates", templates), ("pipelines", pipelines)):
+    semantics = table.get("semantics", "")
+    if not isinstance(semantics, str) or ("semantics" in table and not semantics):
+        findings.append(("semantics", "`semantics` takes the relative path of a file", (), ""))
+        semantics = ""
+    paths = (("output", (output,)), ("semantics", (semantics,)))
+    for key, texts in (*paths, ("templates", templates), ("pipelines", pipelines)):
         findings += [
             (key, f"`{key}` leaves the project: `{text}`", (), "")
             for text in texts
@@ -93,7 +99,8 @@ def load_config(spec: Path) -> Config:
     ]
     if findings:
         _refuse(path, findings)
-    return Config(root, root / output, tuple(root / text for text in templates), pipelines)
+    folders = tuple(root / text for text in templates)
+    return Config(root, root / output, folders, pipelines, root / semantics if semantics else None)
 
 
 def check_environment(variables: Any = None) -> None:

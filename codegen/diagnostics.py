@@ -15,6 +15,7 @@ Severity = Literal["error", "warning", "note"]
 
 TEXT_WIDTH = 120  # characters per excerpt line, gutter included
 ALLOWED_CAP = 12  # values listed after "allowed:"
+REPAIRS_CAP = 3  # repairs shown of one finding
 TAB_WIDTH = 4
 ELLIPSIS = "..."
 _CONTROL = re.compile(
@@ -68,13 +69,31 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
+class Repair:
+    """One way out of a finding, tried out: with these edits it is gone, and no other is there.
+
+    `cost` is what the predicted time of a layer changes by, in microseconds, over the schedule as
+    written or, where that has no plan, over the first repair; None where nothing was predicted.
+    `basis` says which of the two, and at which rows.  A `claim` says something about the engine
+    that only its author knows: it is never applied unasked.
+    """
+
+    text: str
+    edits: tuple[Edit, ...]
+    cost: float | None = None
+    basis: str = ""
+    claim: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnostic:
     """One finding. Sorts by (path, line, column, code); findings without a place come first.
 
     `message` is one sentence without a full stop, `allowed` the values that would have been
     accepted, `help` the repair, `related` other places with their role ("first", "opened here"),
     `story` lines that show how it comes about, step by step.  `fix` are the edits of the repair
-    where it is plain text; two findings that differ only in it are the same finding.
+    where it is plain text; two findings that differ only in it are the same finding.  `rests` are
+    the rule and the measured rows behind it, `repairs` what was tried out, the best first.
     """
 
     code: str
@@ -86,6 +105,8 @@ class Diagnostic:
     related: tuple[tuple[str, Span], ...] = ()
     story: tuple[str, ...] = ()
     fix: tuple[Edit, ...] = field(default=(), compare=False)
+    rests: tuple[str, ...] = field(default=(), compare=False)
+    repairs: tuple[Repair, ...] = field(default=(), compare=False)
 
     @property
     def sort_key(self) -> tuple[str, int, int, str, str]:
@@ -242,8 +263,15 @@ def _footer(diagnostic: Diagnostic) -> list[str]:
         hidden = len(diagnostic.allowed) - ALLOWED_CAP
         more = f" and {hidden} more" if hidden > 0 else ""
         lines.append(f"   = allowed: {printable(shown)}{more}")
-    if diagnostic.help:
+    if diagnostic.help and not diagnostic.repairs:
         lines.append(f"   = help: {printable(diagnostic.help)}")
+    shown = diagnostic.repairs[:REPAIRS_CAP]
+    for number, repair in enumerate(shown, 1):
+        cost = "" if repair.cost is None else f" ({round(repair.cost, 1) + 0.0:+.1f} us)"
+        lines.append(f"   = repair {number}{cost}: {printable(repair.text)}")
+    for basis in dict.fromkeys(repair.basis for repair in shown if repair.basis):
+        lines.append(f"   = cost: {printable(basis)}")
+    lines += [f"   = rests on: {printable(line)}" for line in diagnostic.rests]
     for role, span in diagnostic.related:
         lines.append(f"   = note: {printable(role)}: {printable(span.place)}")
     lines += [f"   | {printable(line)}".rstrip() for line in diagnostic.story]
@@ -343,4 +371,17 @@ def _as_dict(diagnostic: Diagnostic) -> dict[str, object]:
             {"role": role, "span": _span_dict(place)} for role, place in diagnostic.related
         ],
         "story": list(diagnostic.story),
+        "rests": list(diagnostic.rests),
+        "repairs": [
+            {
+                "text": repair.text,
+                "cost_us": None if repair.cost is None else round(repair.cost, 3),
+                "basis": repair.basis,
+                "claim": repair.claim,
+                "edits": [
+                    {"span": _span_dict(edit.span), "text": edit.text} for edit in repair.edits
+                ],
+            }
+            for repair in diagnostic.repairs
+        ],
     }

@@ -7,7 +7,7 @@ offered only where it is certain what it does.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kpipe.codegen.diagnostics import Edit, Span
 
@@ -78,6 +78,15 @@ def remove_item(texts: Mapping[str, str], span: Span) -> tuple[Edit, ...]:
     return (Edit(Span(span.path, span.line, start, span.line, end), ""),)
 
 
+def edited(text: str, edits: Iterable[Edit]) -> str:
+    """`text` with edits that do not overlap; line ends and a byte order mark are kept."""
+    newline = "\r\n" if "\r\n" in text else "\n"
+    for edit in sorted(edits, key=lambda edit: _start(edit.span), reverse=True):
+        start, end = _offsets(text, edit.span)
+        text = text[:start] + edit.text.replace("\n", newline) + text[end:]
+    return text
+
+
 def _point(span: Span, column: int) -> Span:
     return Span(span.path, span.line, column, span.line, column)
 
@@ -88,3 +97,20 @@ def _line(texts: Mapping[str, str], span: Span) -> str | None:
         return None
     lines = lines_of(texts[span.path])
     return lines[span.line - 1] if 1 <= span.line <= len(lines) else None
+
+
+def _start(span: Span) -> tuple[int, int]:
+    return span.line, span.column
+
+
+def _offsets(text: str, span: Span) -> tuple[int, int]:
+    """Where a span begins and ends in the text of its file."""
+    starts, offset = [], len(text) - len(text.removeprefix("\ufeff"))
+    for line in lines_of(text):
+        starts.append(offset)
+        offset += len(line)
+        offset += 2 if text[offset : offset + 2] == "\r\n" else 1
+    return (
+        starts[span.line - 1] + span.column - 1,
+        starts[span.end_line - 1] + span.end_column - 1,
+    )

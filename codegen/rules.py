@@ -342,6 +342,15 @@ _RULES = (
         "kpipe plan pipelines/dsa_tp.yaml --rows 9",
         "Select one of the listed values, or declare it in the spec.",
     ),
+    Rule(
+        "KP809",
+        "semantics table cannot be used",
+        "Findings cite rows of a table of measured semantics. A table that lacks rows, has keys of "
+        "another version or is not there would make them cite nothing.",
+        '[tool.kpipe] semantics = "measured/h100.json", which does not exist',
+        "Name a table of the version that the finding asks for, or drop the setting to cite the "
+        "one that ships.",
+    ),
 )
 
 RULES: Mapping[str, Rule] = MappingProxyType(

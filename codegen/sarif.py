@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from kpipe.codegen.diagnostics import Diagnostic, Edit, Span
+from kpipe.codegen.diagnostics import Diagnostic, Edit, Repair, Span
 from kpipe.codegen.rules import RULES
 from kpipe.codegen.version import __version__
 
@@ -21,8 +21,9 @@ def render_sarif(diagnostics: Iterable[Diagnostic]) -> str:
 
     The rules that the findings name are listed once each, sorted by code.  Columns count code
     points from 1 and ends are exclusive, as in `Span`.  A finding without a place has no
-    location.  The message is the finding's sentence, then its repair and its story on lines of
-    their own; edits that make the repair are a fix.
+    location.  The message is the finding's sentence, then its repair, what it rests on and its
+    story on lines of their own; each repair that was tried out is a fix, and so are edits that
+    make the repair.
     """
     found = list(diagnostics)
     codes = sorted({diagnostic.code for diagnostic in found})
@@ -50,7 +51,8 @@ def _rule(code: str) -> dict[str, Any]:
 
 
 def _result(diagnostic: Diagnostic, index: int) -> dict[str, Any]:
-    lines = [diagnostic.message, diagnostic.help, *diagnostic.story]
+    rests = [f"rests on: {line}" for line in diagnostic.rests]
+    lines = [diagnostic.message, diagnostic.help, *rests, *diagnostic.story]
     result: dict[str, Any] = {
         "ruleId": diagnostic.code,
         "ruleIndex": index,
@@ -64,9 +66,19 @@ def _result(diagnostic: Diagnostic, index: int) -> dict[str, Any]:
             {"id": number, "message": {"text": role}, "physicalLocation": _location(span)}
             for number, (role, span) in enumerate(diagnostic.related, 1)
         ]
-    if diagnostic.fix:
+    if diagnostic.repairs:
+        result["fixes"] = [_fix(repair) for repair in diagnostic.repairs]
+    elif diagnostic.fix:
         result["fixes"] = [{"artifactChanges": [_change(edit) for edit in diagnostic.fix]}]
     return result
+
+
+def _fix(repair: Repair) -> dict[str, Any]:
+    cost = "" if repair.cost is None else f" ({repair.cost:+.1f} us, {repair.basis})"
+    return {
+        "description": {"text": f"{repair.text}{cost}"},
+        "artifactChanges": [_change(edit) for edit in repair.edits],
+    }
 
 
 def _change(edit: Edit) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class Verdict:
     notes: tuple[str, ...] = ()
     found: tuple[Diagnostic, ...] = ()
     plan: PipelinePlan | None = field(default=None, repr=False)  # where it is proved
+    targets: tuple[str, ...] = ()
 
 
 def run(specs: tuple[str, ...], form: str, color: str, *, fix: bool = False) -> int:
@@ -75,6 +76,9 @@ def run(specs: tuple[str, ...], form: str, color: str, *, fix: bool = False) -> 
         if found and fine:
             click.echo()
         for line in _lines(fine):
+            click.echo(line)
+        cited = dict.fromkeys(note for v in verdicts if v.found for note in v.notes)
+        for line in (line for note in cited for line in wrapped(note, "")):
             click.echo(line)
     plural = "" if len(paths) == 1 else "s"
     took = round(1000 * (time.perf_counter() - started))
@@ -117,21 +121,45 @@ def _together(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 def check_one(path: str, texts: dict[str, str]) -> Verdict:
     """The verdict on one spec; a draft is resolved, not planned."""
+    targets: tuple[str, ...] = ()
     try:
         resolved = resolve_spec(path, texts)
+        targets = resolved.targets
         if resolved.spec.draft is not None:
             missing = ", ".join(sorted(resolved.missing))
             return Verdict(
-                path, "draft", _count(len(resolved.modes), "mode"), (f"no contract yet: {missing}",)
+                path,
+                "draft",
+                _count(len(resolved.modes), "mode"),
+                (f"no contract yet: {missing}",),
+                targets=targets,
             )
         refuse_unbuilt(resolved)
         proved = prove(build_plan(resolved, Report(resolved.source)))
     except SpecError as error:
-        return Verdict(path, "findings", found=error.diagnostics)
+        return _refused(path, texts, error.diagnostics, targets)
     facts = _facts(proved, len(resolved.spec.stages))
     warnings = replay_warnings(proved.pipeline)
-    notes = _notes(proved.pipeline)
-    return Verdict(path, "ok", facts, notes, warnings, plan=proved.pipeline)
+    notes = (*_notes(proved.pipeline), *([proved.cites] if proved.cites else []))
+    return Verdict(path, "ok", facts, notes, warnings, proved.pipeline, targets)
+
+
+def _refused(
+    path: str,
+    texts: dict[str, str],
+    diagnostics: tuple[Diagnostic, ...],
+    targets: tuple[str, ...],
+) -> Verdict:
+    """A spec with findings: their repairs, and the table that they cite."""
+    from kpipe.codegen.repair.rank import with_repairs  # a clean check does without
+
+    found = with_repairs(path, texts, diagnostics)
+    notes: tuple[str, ...] = ()
+    if any(finding.rests for finding in found):
+        from kpipe.codegen.proof.tables import table_for
+
+        notes = (table_for(path, targets).note,)
+    return Verdict(path, "findings", notes=notes, found=found, targets=targets)
 
 
 def _facts(proved: ProvedPlan, stages: int) -> tuple[str, ...]:
@@ -173,10 +201,33 @@ def _as_json(verdicts: list[Verdict], found: tuple[Diagnostic, ...], code: int) 
         "schema": "kpipe.check/1",
         "kpipe": __version__,
         "pipelines": [
-            {"path": v.path, "status": v.status, "facts": list(v.facts), "notes": list(v.notes)}
+            {
+                "path": v.path,
+                "status": v.status,
+                "facts": list(v.facts),
+                "notes": list(v.notes),
+                "semantics": _semantics(v),
+            }
             for v in verdicts
         ],
         "findings": json.loads(render_json(sorted(found))),
         "exit": {"code": code, "reason": reasons[code]},
     }
     return json.dumps(payload, indent=2) + "\n"
+
+
+def _semantics(verdict: Verdict) -> dict[str, object] | None:
+    """The table of measured semantics that holds for the spec; None where it cannot be used."""
+    from kpipe.codegen.proof.tables import table_for
+
+    try:
+        choice = table_for(verdict.path, verdict.targets)
+    except SpecError:
+        return None
+    table = choice.table
+    return {
+        "arch": table.arch,
+        "driver": table.driver,
+        "version": table.version,
+        "without": list(choice.without),
+    }

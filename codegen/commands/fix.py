@@ -18,11 +18,11 @@ import click
 
 from kpipe.codegen.config import project_root
 from kpipe.codegen.diagnostics import Diagnostic, Edit, Span
-from kpipe.codegen.edits import lines_of
+from kpipe.codegen.edits import edited
 
 
 @dataclass(frozen=True)
-class Repair:
+class Change:
     """The edits of one or more findings, by the file that they change (links resolved)."""
 
     findings: tuple[Diagnostic, ...]
@@ -60,16 +60,7 @@ def apply_fixes(
     )
 
 
-def edited(text: str, edits: Iterable[Edit]) -> str:
-    """`text` with edits that do not overlap; line ends and a byte order mark are kept."""
-    newline = "\r\n" if "\r\n" in text else "\n"
-    for edit in sorted(edits, key=lambda edit: _start(edit.span), reverse=True):
-        start, end = _offsets(text, edit.span)
-        text = text[:start] + edit.text.replace("\n", newline) + text[end:]
-    return text
-
-
-def _repairs(pairs: Sequence[tuple[str, Diagnostic]]) -> list[Repair]:
+def _repairs(pairs: Sequence[tuple[str, Diagnostic]]) -> list[Change]:
     """Findings with the same edits as one repair; none that leaves the project of its spec."""
     grouped: dict[tuple[tuple[Path, Edit], ...], list[Diagnostic]] = {}
     for spec, finding in pairs:
@@ -77,10 +68,10 @@ def _repairs(pairs: Sequence[tuple[str, Diagnostic]]) -> list[Repair]:
         edits = tuple((Path(edit.span.path).resolve(), edit) for edit in finding.fix)
         if edits and all(path.is_relative_to(root) for path, _ in edits):
             grouped.setdefault(edits, []).append(finding)
-    return [Repair(tuple(findings), edits) for edits, findings in grouped.items()]
+    return [Change(tuple(findings), edits) for edits, findings in grouped.items()]
 
 
-def _accepted(repairs: Sequence[Repair], texts: Mapping[str, str]) -> list[Repair]:
+def _accepted(repairs: Sequence[Change], texts: Mapping[str, str]) -> list[Change]:
     """The repairs that touch neither one another nor a file that changed since it was read."""
     unchanged = {
         path
@@ -110,19 +101,6 @@ def _start(span: Span) -> tuple[int, int]:
 
 def _end(span: Span) -> tuple[int, int]:
     return span.end_line, span.end_column
-
-
-def _offsets(text: str, span: Span) -> tuple[int, int]:
-    """Where a span begins and ends in the text of its file."""
-    starts, offset = [], len(text) - len(text.removeprefix("\ufeff"))
-    for line in lines_of(text):
-        starts.append(offset)
-        offset += len(line)
-        offset += 2 if text[offset : offset + 2] == "\r\n" else 1
-    return (
-        starts[span.line - 1] + span.column - 1,
-        starts[span.end_line - 1] + span.end_column - 1,
-    )
 
 
 def _raw(path: Path) -> str:

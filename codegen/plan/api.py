@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from kpipe.codegen.diagnostics import Diagnostic, SpecError, did_you_mean
 from kpipe.codegen.edits import replace_word
 from kpipe.codegen.plan.build import build_plan, refuse_unbuilt
@@ -13,12 +16,15 @@ from kpipe.codegen.spec.models import Geometry, Pipeline
 from kpipe.codegen.spec.validate import validate
 
 
-def resolve_spec(path: str, texts: dict[str, str]) -> Resolved:
+def resolve_spec(
+    path: str, texts: dict[str, str], given: Mapping[str, str] = MappingProxyType({})
+) -> Resolved:
     """Read, validate and resolve a spec.
 
-    `texts` receives the text of every file read.  Raises SpecError with every error found.
+    `texts` receives the text of every file read; `given` are texts that stand for files.  Raises
+    SpecError with every error found.
     """
-    source = load_source(path, texts)
+    source = load_source(path, texts, given)
     spec: Pipeline = validate(Pipeline, source)
     geometry_path, known = find_geometry(path, spec.geometry)
     if geometry_path is None:
@@ -28,7 +34,7 @@ def resolve_spec(path: str, texts: dict[str, str]) -> Resolved:
         hint = f"did you mean `{near}`?" if near else f"write geometry/{spec.geometry}.yaml"
         fix = replace_word(texts, span, spec.geometry, near) if near else ()
         raise SpecError((Diagnostic("KP103", message, span, allowed=known, help=hint, fix=fix),))
-    geometry_source = load_source(_shown(path, geometry_path), texts)
+    geometry_source = load_source(_shown(path, geometry_path), texts, given)
     geometry: Geometry = validate(Geometry, geometry_source)
     report = Report(source)
     resolved = resolve(spec, geometry, source, geometry_source, report)

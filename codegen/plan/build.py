@@ -15,8 +15,12 @@ from kpipe.codegen.plan.tables import Cell, Table, read_table
 from kpipe.codegen.spec.document import Scalar, find
 
 
-def build_plan(resolved: Resolved, report: Report) -> PipelinePlan:
-    """The plan of a resolved spec.  Raises SpecError with every error found."""
+def build_plan(resolved: Resolved, report: Report, only: str = "") -> PipelinePlan:
+    """The plan of a resolved spec.  Raises SpecError with every error found.
+
+    With `only` every step takes that mode, whatever the table says, or none where the mode is not
+    legal: a mode that no step selects is looked at this way.
+    """
     table = _mode_table(resolved, report)
     report.stop_on_errors()
     plans: list[StepPlan] = []
@@ -26,7 +30,7 @@ def build_plan(resolved: Resolved, report: Report) -> PipelinePlan:
         for q, counts in resolved.rows.items():
             for rows in counts:
                 cell = table.at(arch, q, rows)
-                mode = _legal_mode(resolved, cell, fallbacks, report) if cell else None
+                mode = _mode_at(resolved, cell, only, fallbacks, report) if cell else None
                 if mode is not None and cell is not None:
                     key = (arch, q, mode.name, *choices(resolved, arch, q, rows, mode))
                     if key not in known:
@@ -35,6 +39,18 @@ def build_plan(resolved: Resolved, report: Report) -> PipelinePlan:
     check_used(resolved, plans, report)
     report.stop_on_errors()
     return assemble(resolved, tuple(plans), tuple(fallbacks), report)
+
+
+def _mode_at(
+    resolved: Resolved,
+    cell: Cell,
+    only: str,
+    fallbacks: dict[tuple[str, str, str], None],
+    report: Report,
+) -> Mode | None:
+    if only:
+        return None if _illegal(resolved, only) else resolved.modes[only]
+    return _legal_mode(resolved, cell, fallbacks, report)
 
 
 def _mode_table(resolved: Resolved, report: Report) -> Table:

@@ -31,12 +31,18 @@ class Binding:
 
 @dataclass(frozen=True)
 class Pdl:
-    """How a launch overlaps its neighbours in the stream."""
+    """How a launch overlaps its neighbours in the stream.
+
+    A `rule` is given where the proof took an overlap back: the rule of the edge set behind it, with
+    `captured: ` in front where it is lost under capture only.
+    """
 
     attribute: bool  # launched with programmatic stream serialisation
     release: bool  # lets its successor start early
     attribute_reason: str
     release_reason: str
+    attribute_rule: str = ""
+    release_rule: str = ""
 
 
 @dataclass(frozen=True)

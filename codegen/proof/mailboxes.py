@@ -50,6 +50,18 @@ def mailbox_findings(pipeline: PipelinePlan, ranks: int = RANKS) -> list[Diagnos
     return findings
 
 
+def mailboxes_proved(pipeline: PipelinePlan, ranks: int = RANKS) -> bool:
+    """Whether every launch list's mailbox protocol is safe; stops at the first that is not."""
+    if not pipeline.mailboxes:
+        return True
+    plain = (_without_names(protocol_of(method.plan, pipeline)) for method in pipeline.methods)
+    return all(
+        _proved(protocol, bounds)
+        for protocol in dict.fromkeys(plain)
+        for bounds in bounds_to_check(protocol, ranks)
+    )
+
+
 def _without_names(protocol: Protocol) -> Protocol:
     """The protocol with numbered ops: cores of different names do the same to mailboxes."""
     items = tuple(

@@ -7,6 +7,7 @@ order relation.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 # Half-open interval per axis of a buffer; an empty tuple is the whole buffer.
@@ -128,7 +129,7 @@ class Program:
 
     segments: tuple[Segment, ...]
 
-    @property
+    @cached_property
     def launches(self) -> tuple[Launch, ...]:
         """Every launch in host order; positions in this tuple name launches everywhere."""
         return tuple(

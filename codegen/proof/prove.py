@@ -8,11 +8,14 @@ accesses must be ordered.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 from kpipe.codegen.diagnostics import Diagnostic, SpecError
-from kpipe.codegen.plan.model import PipelinePlan, StepPlan
+from kpipe.codegen.plan.model import Method, PipelinePlan, StepPlan
+from kpipe.codegen.proof.cite import lost_at, rests_of
 from kpipe.codegen.proof.lower import BETWEEN_LAYERS
 from kpipe.codegen.proof.mailboxes import mailbox_findings
 from kpipe.codegen.proof.memory_rules import dirty_findings, memory_finding
@@ -24,6 +27,9 @@ from kpipe.codegen.proof.races import Race
 from kpipe.codegen.proof.story import race_story
 from kpipe.codegen.proof.synthesis import Synthesis, synthesise
 
+if TYPE_CHECKING:
+    from kpipe.codegen.proof.semantics import Table
+
 
 def prove(pipeline: PipelinePlan) -> ProvedPlan:
     """Decide every launch's overlap and prove the result.
@@ -31,19 +37,34 @@ def prove(pipeline: PipelinePlan) -> ProvedPlan:
     Raises SpecError with one finding per pair of ops and buffer that no order covers, and one per
     launch list whose mailbox protocol fails.
     """
-    proved: dict[tuple, Synthesis] = {}
-    findings: list[Diagnostic] = []
-    for method in pipeline.methods:
-        synthesis = synthesise(pipeline, method.plan)
-        proved[method.plan.identity] = synthesis
-        findings += _findings(synthesis)
-    findings += mailbox_findings(pipeline)
+    proved = synthesise_all(pipeline, pipeline.methods)
+    findings = [*race_findings(pipeline, proved), *mailbox_findings(pipeline)]
     if findings:
         raise SpecError(findings)
     steps = {identity: synthesis.step for identity, synthesis in proved.items()}
     remember(pipeline, steps)
     programs = tuple(program for synthesis in proved.values() for program in synthesis.programs)
     return decided(pipeline, steps, programs)
+
+
+def synthesise_all(pipeline: PipelinePlan, methods: Iterable[Method]) -> dict[tuple, Synthesis]:
+    """The decided overlap of each method's launch list, by identity."""
+    return {method.plan.identity: synthesise(pipeline, method.plan) for method in methods}
+
+
+def race_findings(pipeline: PipelinePlan, proved: Mapping[tuple, Synthesis]) -> list[Diagnostic]:
+    """One finding per pair of ops and buffer that is left unordered.
+
+    Raises SpecError KP801 or KP809 where there is one and the table that the settings name cannot
+    be used.
+    """
+    racy = [synthesis for synthesis in proved.values() if synthesis.races]
+    if not racy:
+        return []
+    from kpipe.codegen.proof.tables import table_for  # read only where something is cited
+
+    table = table_for(pipeline.path, pipeline.targets).table
+    return [finding for synthesis in racy for finding in _findings(synthesis, table)]
 
 
 def orders(proved: ProvedPlan) -> int:
@@ -74,21 +95,25 @@ def conflicts(program: Program) -> int:
 _CODES = {"RAW": "KP301", "WAR": "KP302", "WAW": "KP303"}
 
 
-def _findings(synthesis: Synthesis) -> list[Diagnostic]:
+def _findings(synthesis: Synthesis, table: Table) -> list[Diagnostic]:
     found: dict[tuple[str, str, str, str], Diagnostic] = {}
+    orders: dict[int, Order] = {}
     for program, race in synthesis.races:
         names = tuple(program.launches[site[0]].node.name for site in (race.first, race.second))
         key = (*names, race.buffer.partition("@")[0], race.kind)
         if key not in found:
-            found[key] = memory_finding(synthesis.step, program, race) or _finding(
-                synthesis.step, program, race
+            order = orders.get(id(program)) or orders.setdefault(id(program), Order(program))
+            found[key] = (
+                memory_finding(synthesis.step, program, race)
+                or proxy_finding(synthesis.step, program, race)
+                or _finding(synthesis.step, program, race, order, table)
             )
     return [*found.values(), *dirty_findings(synthesis.step, synthesis.programs)]
 
 
-def _finding(step: StepPlan, program: Program, race: Race) -> Diagnostic:
-    if race.kind == "PROXY":
-        return proxy_finding(step, program, race)
+def _finding(
+    step: StepPlan, program: Program, race: Race, order: Order, table: Table
+) -> Diagnostic:
     first, second = (program.launches[site[0]].node for site in (race.first, race.second))
     buffer = race.buffer.partition("@")[0]
     verbs = {
@@ -97,10 +122,12 @@ def _finding(step: StepPlan, program: Program, race: Race) -> Diagnostic:
         "WAW": (f"writes `{buffer}`", "has written it"),
     }[race.kind]
     spans = {launch.name: launch.span for launch in step.launches}
-    gap = Order(program).missing((race.first[0], "E"), (race.second[0], "S"))
+    gap = order.missing((race.first[0], "E"), (race.second[0], "S"))
     same = first.name == second.name
     other = f"`{first.name}` of an earlier layer" if same else f"`{first.name}`"
     related = [("first access", spans[first.name])] if first.name in spans else []
+    captured = program.segments[-1].captured
+    rests = rests_of(race, lost_at(program, race, order), table, captured=captured)
     return Diagnostic(
         _CODES[race.kind],
         f"mode `{step.mode}`: `{second.name}` {verbs[0]} before {other} {verbs[1]}",
@@ -108,6 +135,7 @@ def _finding(step: StepPlan, program: Program, race: Race) -> Diagnostic:
         help=_repair(program, first.name, second.name, gap),
         related=tuple(related),
         story=race_story(program, race, gap.silent if gap else ()),
+        rests=rests,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,9 @@ from kpipe.codegen.plan.model import Launch, Pdl, PipelinePlan, StepPlan
 
 if TYPE_CHECKING:
     from kpipe.codegen.proof.program import Program
+    from kpipe.codegen.proof.semantics import Table
 
-_PDL = ("attribute", "release", "attribute_reason", "release_reason")
+_PDL = tuple(part.name for part in fields(Pdl))
 
 
 @dataclass(frozen=True)
@@ -29,23 +30,47 @@ class ProvedPlan:
     """A plan whose every launch list is free of races by the documented semantics.
 
     `programs` are what was checked (empty where the proof was remembered); `assumes` are
-    declarations of the spec that the proof rests on.
+    declarations of the spec that the proof rests on; `cites` says which table of measured
+    semantics the reasons of held and plain launches cite, empty where none does.
     """
 
     pipeline: PipelinePlan
     programs: tuple[Program, ...] = field(repr=False)
     assumes: tuple[str, ...]
+    cites: str = ""
 
 
 def decided(
     pipeline: PipelinePlan, steps: dict[tuple, StepPlan], programs: tuple[Program, ...] = ()
 ) -> ProvedPlan:
-    """The pipeline with the overlap that was decided for each launch list (by identity)."""
-    plans = tuple(_with_pdl(plan, _pdls(steps[plan.identity])) for plan in pipeline.plans)
+    """The pipeline with the overlap that was decided for each launch list (by identity).
+
+    Reasons of the proof get the rows that they rest on.  Raises SpecError KP801 or KP809 where
+    some do and the table that the settings name cannot be used.
+    """
+    pdls = {identity: _pdls(step) for identity, step in steps.items()}
+    cites = ""
+    if any(pdl.attribute_rule or pdl.release_rule for given in pdls.values() for pdl in given):
+        from kpipe.codegen.proof.tables import table_for
+
+        choice = table_for(pipeline.path, pipeline.targets)
+        cites = choice.note
+        pdls = {key: [_cited(pdl, choice.table) for pdl in given] for key, given in pdls.items()}
+    plans = tuple(_with_pdl(plan, pdls[plan.identity]) for plan in pipeline.plans)
     proved = replace(pipeline, plans=plans, methods=name_methods(plans), status="proved")
-    return ProvedPlan(
-        proved, programs, (f"between_layers: {pipeline.environment['between_layers']}",)
-    )
+    assumes = (f"between_layers: {pipeline.environment['between_layers']}",)
+    return ProvedPlan(proved, programs, assumes, cites)
+
+
+def _cited(pdl: Pdl, table: Table) -> Pdl:
+    from kpipe.codegen.proof.cite import cited
+
+    for part in ("attribute", "release"):
+        captured, _, rule = getattr(pdl, f"{part}_rule").rpartition(": ")
+        if rule:
+            reason = cited(getattr(pdl, f"{part}_reason"), rule, table, captured=bool(captured))
+            pdl = replace(pdl, **{f"{part}_reason": reason})
+    return pdl
 
 
 def _pdls(step: StepPlan) -> list[Pdl]:

@@ -80,8 +80,10 @@ def proxy_reasons(first: str, second: str, buffer: str) -> tuple[str, str]:
     )
 
 
-def proxy_finding(step: StepPlan, program: Program, race: Race) -> Diagnostic:
-    """The finding of a proxy race, with both access paths and both places."""
+def proxy_finding(step: StepPlan, program: Program, race: Race) -> Diagnostic | None:
+    """The finding of a proxy race, with both access paths and both places; None for another."""
+    if race.kind != "PROXY":
+        return None
     sites = race.first, race.second
     first, second = (program.launches[position].node for position, _ in sites)
     paths = [PATHS[program.launches[p].node.accesses[s].path] for p, s in sites]

@@ -194,8 +194,20 @@ def compare_all(program: Program, assumptions: frozenset[str] = frozenset()) -> 
 
 def check(program: Program) -> tuple[Race, ...]:
     """Every pair that the documents do not order, sorted, with what would make it safe."""
+    return _checked(program, scan(order := Order(program)).pairs, order)
+
+
+def check_all(program: Program) -> tuple[Race, ...]:
+    """`check` and `unfenced` together, with what they share computed once."""
+    fenced = scan(Order(program, fences=True)).pairs
+    if not fenced:  # stricter than both, and usually enough
+        return ()
     order = Order(program)
     pairs = scan(order).pairs
+    return (*_checked(program, pairs, order), *_unfenced(fenced, frozenset(pairs), order))
+
+
+def _checked(program: Program, pairs: list[Pair], order: Order) -> tuple[Race, ...]:
     if not pairs:
         return ()
     measured = Order(program, _M1)
@@ -236,10 +248,13 @@ def unfenced(program: Program) -> tuple[Race, ...]:
 
     Sorted; verdict "assumed", assumption "fence".  Disjoint from `check`.
     """
-    order = Order(program, fences=True)
-    in_time = racy_pairs(program)
+    fenced = scan(Order(program, fences=True)).pairs
+    return _unfenced(fenced, racy_pairs(program), Order(program))
+
+
+def _unfenced(pairs: list[Pair], in_time: frozenset[Pair], order: Order) -> tuple[Race, ...]:
     races = []
-    for first, first_site, second, second_site in scan(order).pairs:
+    for first, first_site, second, second_site in pairs:
         pair = (first, first_site, second, second_site)
         earlier = order.launches[first].node.accesses[first_site]
         later = order.launches[second].node.accesses[second_site]

@@ -1,14 +1,15 @@
 """What was measured about programmatic launches, events and graphs, and what rests on it.
 
-A table belongs to one (architecture, driver).  Rows are data: a chain of launches, what a GPU did
-with it eagerly and under capture, and whether the documents promise as much.  Findings cite rows
-by their id.  Notation of a chain: A writes late; "(trig)" triggers at entry; B does nothing;
-C reads A's data; "pdl" carries the launch attribute; "(wait)" waits for its predecessors.
+A table belongs to one (architecture, driver) and is a file (`proof/tables.py` reads it).  Rows are
+data: a chain of launches, what a GPU did with it eagerly and under capture, and whether the
+documents promise as much.  Findings cite rows by their id.  Notation of a chain: A writes late;
+"(trig)" triggers at entry; B does nothing; C reads A's data; "pdl" carries the launch attribute;
+"(wait)" waits for its predecessors.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 TABLE_VERSION = 1
@@ -47,7 +48,8 @@ class Reading:
 class Table:
     """Everything measured on one architecture and driver.
 
-    `rules` names, for each rule of the edge set, the rows that show it.
+    `rules` names, for each rule of the edge set, the rows that show it.  `file` is where the table
+    was read from; two readings of the same data are the same table.
     """
 
     arch: str
@@ -56,6 +58,16 @@ class Table:
     rows: tuple[Row, ...]
     readings: tuple[Reading, ...]
     rules: tuple[tuple[str, tuple[str, ...]], ...]
+    file: str = field(default="", compare=False)
+
+    @property
+    def title(self) -> str:
+        """`sm_90, driver 580.159.04`."""
+        return f"{self.arch}, driver {self.driver}"
+
+    def holds(self, identifier: str) -> bool:
+        """Whether a reading was found to hold here."""
+        return self.reading(identifier).holds
 
     def row(self, identifier: str) -> Row:
         """The row with this id; KeyError names the table otherwise."""
@@ -77,8 +89,13 @@ class Table:
         return named.get(rule, ())
 
     def as_json(self) -> dict[str, object]:
-        """Plain lists, strings and booleans only."""
-        return _plain(asdict(self))
+        """The content of the table's file: plain lists, strings and booleans only."""
+        data = {
+            key: _plain(value)
+            for key, value in asdict(self).items()
+            if key not in ("rules", "file")
+        }
+        return data | {"rules": {rule: list(rows) for rule, rows in self.rules}}
 
 
 def _plain(value: object) -> object:
@@ -87,169 +104,3 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value
-
-
-def lookup(arch: str, driver: str) -> Table | None:
-    """The table measured for exactly this architecture and driver, else None."""
-    return TABLES.get((arch, driver))
-
-
-_BOTH, _NONE, _EAGER, _CAPTURED = (True, True), (False, False), (True, False), (False, True)
-
-
-def _row(
-    identifier: str, sentence: str, eager: Outcome, captured: Outcome, promised: tuple[bool, bool]
-) -> Row:
-    return Row(identifier, sentence, eager, captured, promised)
-
-
-_H200_ROWS = (
-    _row("1", "plain A; plain C", "ordered", "ordered", _BOTH),
-    _row("2", "A(trig); pdl C(wait)", "fresh", "fresh", _BOTH),
-    _row("3", "A(trig); pdl C(no wait)", "stale", "stale", _NONE),
-    _row("4", "A(no trigger); pdl C(no wait)", "ordered", "ordered", _NONE),
-    _row("5", "A(trig); plain C", "ordered", "ordered", _BOTH),
-    _row("6", "A(trig); pdl B(no wait); pdl C(wait)", "fresh", "fresh", _NONE),
-    _row("7", "A(trig); pdl B(trig, then wait); pdl C(wait)", "fresh", "fresh", _BOTH),
-    _row("8", "A(trig); pdl B(trig, then wait); pdl C(no wait)", "stale", "stale", _NONE),
-    _row(
-        "9",
-        "A(trig); pdl B(no wait); plain C, or event and plain C aside",
-        "ordered",
-        "ordered",
-        _EAGER,
-    ),
-    _row("10", "A(trig); event; aside pdl C(no wait)", "ordered", "stale", _EAGER),
-    _row("11", "A(trig); memset or memcpy; pdl C(no wait)", "ordered", "ordered", _BOTH),
-    _row("12", "A(1 of 4 CTAs triggers); pdl C(no wait)", "ordered", "ordered", _NONE),
-    _row("13", "A(trig); join of a short side kernel; pdl C(no wait)", "stale", "ordered", _NONE),
-    _row(
-        "14",
-        "long A(trig) aside; short B(trig) on main; join; pdl C(no wait) on main",
-        "ordered",
-        "ordered",
-        _EAGER,
-    ),
-    _row("15", "A(trig); fork; plain C aside", "ordered", "ordered", _BOTH),
-    _row("16", "A(trig); event; aside pdl C(wait)", "ordered", "fresh", _BOTH),
-    _row(
-        "17",
-        "A(trig); event; aside pdl D(no wait, trig), pdl C(wait)",
-        "ordered",
-        "fresh",
-        _EAGER,
-    ),
-    _row("18", "A(trig); event; aside plain D, pdl C(no wait)", "ordered", "ordered", _BOTH),
-    _row("19", "A(trig); fork of a side kernel; pdl C(no wait)", "stale", "stale", _NONE),
-    _row(
-        "20",
-        "long A(trig) aside; main's first act joins it; pdl C(no wait)",
-        "ordered",
-        "stale",
-        _EAGER,
-    ),
-    _row("21", "A(trig); event and wait on one stream; pdl C(no wait)", "stale", "stale", _NONE),
-    _row(
-        "22",
-        "graph of A(trig), then graph of pdl C; graph then eager; eager then graph",
-        "ordered",
-        "ordered",
-        _BOTH,
-    ),
-    _row("23", "A(trig); pdl B(wait, then trig); pdl C(no wait)", "fresh", "fresh", _NONE),
-    _row(
-        "24",
-        "two long parents, both trigger early; join; pdl C(no wait); seen from the side parent",
-        "ordered",
-        "ordered",
-        _EAGER,
-    ),
-    _row("25", "A(64 MB stored last, no trigger); pdl C(no wait)", "ordered", "ordered", _NONE),
-    _row("26", "A(4 KB stored last, no trigger); pdl C(no wait)", "ordered", "ordered", _NONE),
-    _row("27", "A(trig, then stores); pdl C(no wait)", "stale", "stale", _NONE),
-    _row(
-        "28",
-        "root(trig); pdl Z(trig, long) aside; pdl A(trig, long); join; pdl C(no wait); seen from Z",
-        "ordered",
-        "stale",
-        _EAGER,
-    ),
-    _row(
-        "29",
-        "A(trig); event to a side stream and straight back; pdl C(no wait)",
-        "stale",
-        "stale",
-        _NONE,
-    ),
-    _row("30", "A(trig); pdl silent; event; aside pdl C(no wait)", "ordered", "stale", _EAGER),
-    _row("31", "A(trig); pdl silent; pdl silent; pdl C(wait)", "fresh", "fresh", _NONE),
-    _row(
-        "32",
-        "A(trig) beside a forked memset; join; pdl C(no wait)",
-        "stale",
-        "ordered",
-        _NONE,
-    ),
-    _row(
-        "P1",
-        "Z(trig, long) aside; A(trig, long); join; pdl C(no wait); seen from Z",
-        "ordered",
-        "ordered",
-        _EAGER,
-    ),
-    _row("P4", "A(trig); fork plain D; join; pdl C(no wait)", "ordered", "ordered", _BOTH),
-    _row("P4b", "A(trig); fork pdl D(trig); join; pdl C(no wait)", "ordered", "ordered", _EAGER),
-)
-
-_H200_READINGS = (
-    Reading(
-        "m1",
-        "a kernel completes after its programmatic parents even if it never waits",
-        ("6", "9", "17", "31"),
-        True,
-    ),
-    Reading(
-        "m3",
-        "the stores of a kernel that does not trigger are visible when its dependent starts",
-        ("4", "12", "25", "26"),
-        True,
-    ),
-    Reading(
-        "held_exit_visible",
-        "a kernel that never triggers is complete and visible when its programmatic dependent "
-        "starts",
-        ("25", "26", "27"),
-        True,
-    ),
-    Reading(
-        "fence",
-        "a trigger behind the wait publishes what the wait covered, without a release fence",
-        ("23",),
-        True,
-    ),
-    Reading(
-        "exit_completes",
-        "the implicit trigger at exit is the completion, and protects a dependent that never waits",
-        ("30",),
-        False,
-    ),
-)
-
-_RULES = (
-    ("stream", ("1", "5", "9", "11")),
-    ("join", ("10", "14", "16", "20")),
-    ("early_start", ("3", "8", "13", "19", "21", "29", "32")),
-    ("wait", ("2", "7")),
-    ("boundary", ("22",)),
-    ("graph_full", ("1", "5", "11", "15", "18", "32")),
-    ("graph_start", ("3", "8", "10", "20", "28", "29", "30")),
-    ("graph_wait", ("2", "7", "16", "28")),
-    ("release", ("23",)),
-    ("exit", ("12",)),
-)
-
-TABLES: dict[tuple[str, str], Table] = {
-    ("sm_90", "580.159.04"): Table(
-        "sm_90", "580.159.04", TABLE_VERSION, _H200_ROWS, _H200_READINGS, _RULES
-    ),
-}

@@ -14,14 +14,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kpipe.codegen.plan.model import Item, Launch, Pdl, PipelinePlan, StepPlan
+from kpipe.codegen.proof.cite import lost_at
 from kpipe.codegen.proof.lower import BETWEEN_LAYERS, lower
 from kpipe.codegen.proof.order import Order
 from kpipe.codegen.proof.program import Kernel, Program
 from kpipe.codegen.proof.program import Launch as Node
 from kpipe.codegen.proof.proxies import proxy_races, proxy_reasons
-from kpipe.codegen.proof.races import Race, check, scan, unfenced
+from kpipe.codegen.proof.races import Race, check_all
 
 RULE_SETS = (False, True)  # captured?
+CAPTURED = "captured: "  # in front of a rule that is lost under capture
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def _with_overlap_of(step: StepPlan, asked: StepPlan, name: str, part: str) -> S
     """The step with one launch's attribute (or release) as it was asked for; the step itself
     where it has it."""
     wanted = next(launch.pdl for launch in asked.launches if launch.name == name)
-    given = {key: getattr(wanted, key) for key in (part, f"{part}_reason")}
+    given = {key: getattr(wanted, key) for key in (part, f"{part}_reason", f"{part}_rule")}
     items: tuple[Item, ...] = tuple(
         replace(item, pdl=replace(item.pdl, **given))
         if isinstance(item, Launch) and item.name == name
@@ -80,34 +82,37 @@ def _with_overlap_of(step: StepPlan, asked: StepPlan, name: str, part: str) -> S
 def races_of(program: Program) -> tuple[Race, ...]:
     """What the documents do not order, reads that rest on an unfenced trigger included, and what
     they order but do not make visible to TMA."""
-    crossing = proxy_races(program)
-    if not scan(Order(program, fences=True)).pairs:  # stricter than both, and usually enough
-        return crossing
-    return tuple(dict.fromkeys((*check(program), *unfenced(program), *crossing)))
+    return tuple(dict.fromkeys((*check_all(program), *proxy_races(program))))
 
 
 def _weaken(step: StepPlan, races: tuple[tuple[Program, Race], ...]) -> StepPlan:
     """The step with the offending overlaps taken back; the step itself where nothing is left."""
     own = {launch.name: launch.pdl for launch in step.launches}
-    plain: dict[str, str] = {}
-    held: dict[str, str] = {}
+    plain: dict[str, tuple[str, str]] = {}  # launch -> reason, rule
+    held: dict[str, tuple[str, str]] = {}
     orders: dict[int, Order] = {}
     for program, race in races:
         if race.kind == "PROXY":
             _weaken_crossing(program, race, own, plain, held)
             continue
-        order = orders.setdefault(id(program), Order(program))
+        order = orders.get(id(program)) or orders.setdefault(id(program), Order(program))
         culprit, foreign = _culprit(program, race, order)
         first, second = (program.launches[site[0]].node.name for site in (race.first, race.second))
         releases = first in own and own[first].release
         if race.kind == "WAR" and releases and (foreign or culprit is None):
             # A read ends at the last exit, and without a trigger nobody starts before that.
             buffer = race.buffer.partition("@")[0]
-            held.setdefault(first, f"held: {second} rewrites `{buffer}` behind a silent launch")
-        elif culprit is not None and own.get(name := program.launches[culprit].node.name):
-            plain.setdefault(name, _reason(program, race, culprit))
+            why = f"held: {second} rewrites `{buffer}` behind a silent launch"
+            held.setdefault(first, (why, "exit"))
+        elif culprit is None or (name := program.launches[culprit].node.name) in plain:
+            continue
+        elif own.get(name):
+            rule = lost_at(program, race, order).rule
+            if program.segments[-1].captured:
+                rule = f"{CAPTURED}{rule}"
+            plain[name] = (_reason(program, race, culprit), rule)
     items: tuple[Item, ...] = tuple(
-        _weakened(item, plain.get(item.name, ""), held.get(item.name, ""))
+        _weakened(item, plain.get(item.name), held.get(item.name))
         if isinstance(item, Launch)
         else item
         for item in step.items
@@ -116,24 +121,32 @@ def _weaken(step: StepPlan, races: tuple[tuple[Program, Race], ...]) -> StepPlan
 
 
 def _weaken_crossing(
-    program: Program, race: Race, own: dict[str, Pdl], plain: dict[str, str], held: dict[str, str]
+    program: Program,
+    race: Race,
+    own: dict[str, Pdl],
+    plain: dict[str, tuple[str, str]],
+    held: dict[str, tuple[str, str]],
 ) -> None:
     """TMA sees the stores of a kernel that has exited before its reader starts: the writer holds
     its release; where that is not ours to hold, or is held already, the reader is plain."""
     first, second = (program.launches[site[0]].node.name for site in (race.first, race.second))
     why_held, why_plain = proxy_reasons(first, second, race.buffer.partition("@")[0])
     if first in own and own[first].release:
-        held.setdefault(first, why_held)
+        held.setdefault(first, (why_held, ""))
     elif second in own:
-        plain.setdefault(second, why_plain)
+        plain.setdefault(second, (why_plain, ""))
 
 
-def _weakened(launch: Launch, plain: str, held: str) -> Launch:
+def _weakened(
+    launch: Launch, plain: tuple[str, str] | None, held: tuple[str, str] | None
+) -> Launch:
     pdl = launch.pdl
     if plain and pdl.attribute:
-        pdl = replace(pdl, attribute=False, attribute_reason=plain)
+        reason, rule = plain
+        pdl = replace(pdl, attribute=False, attribute_reason=reason, attribute_rule=rule)
     if held and pdl.release:
-        pdl = replace(pdl, release=False, release_reason=held)
+        reason, rule = held
+        pdl = replace(pdl, release=False, release_reason=reason, release_rule=rule)
     return launch if pdl is launch.pdl else replace(launch, pdl=pdl)
 
 

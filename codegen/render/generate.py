@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +72,9 @@ def _manifest(
 ) -> Manifest:
     """`texts` are exactly the bytes that were planned from: the loader takes UTF-8 only."""
     inputs = {label(Path(path), config.root): digest(text) for path, text in texts.items()}
+    if config.semantics is not None:  # reasons in the generated code may cite its rows
+        with contextlib.suppress(OSError):  # nothing cites it, or it would have been missed
+            inputs[label(config.semantics, config.root)] = digest(config.semantics.read_bytes())
     geometry = geometry_file(Path(spec), plan.geometry)
     assert geometry is not None  # the planner has read it
     return Manifest(

@@ -29,8 +29,8 @@ from kpipe.codegen.version import __version__
 def unchanged_folder(spec: Path, config: Config, output: Path) -> Path | None:
     """The folder below `output` that is up to date with the spec, None where none is known to be.
 
-    Inputs (spec, what it extends, geometry), templates in their search order, kpipe's sources
-    and version, and every generated file must have the digests of the manifest.
+    Inputs (spec, what it extends, geometry, table of semantics), templates in their search order,
+    kpipe's sources and version, and every generated file must have the digests of the manifest.
     """
     try:
         name = label(spec, config.root)
@@ -60,6 +60,9 @@ def _is_current(spec: Path, config: Config, manifest: Manifest) -> bool:
         digest(labelled(name, config.root).read_bytes()) != recorded
         for name, recorded in manifest.inputs.items()
     ):
+        return False
+    table = config.semantics
+    if table is not None and table.is_file() and label(table, config.root) not in manifest.inputs:
         return False
     geometry = geometry_file(spec, Path(manifest.geometry).stem)
     if geometry is None or label(geometry, config.root) != manifest.geometry:

@@ -53,11 +53,17 @@ class Source:
         return span_of(self.root, loc, key=key or unwritten)
 
 
-def load_source(path: str, texts: dict[str, str]) -> Source:
+_NOTHING: MappingType[str, str] = MappingProxyType({})
+
+
+def load_source(
+    path: str, texts: dict[str, str], given: MappingType[str, str] = _NOTHING
+) -> Source:
     """Read a file and the files that it extends.
 
     Raises SpecError with every error found.  `texts` receives the text of each file, so that
-    errors can be shown with an excerpt even when loading fails.
+    errors can be shown with an excerpt even when loading fails.  `given` are texts that stand for
+    the files of those names: an edit is tried out without touching a file.
     """
     chain: list[tuple[str, Mapping]] = []
     current, asked_from = path, None
@@ -80,7 +86,7 @@ def load_source(path: str, texts: dict[str, str]) -> Source:
             message = f"`extends` is nested deeper than {_MAX_EXTENDS} files"
             hint = "extend a file nearer to the base"
             raise SpecError((Diagnostic("KP108", message, asked_from, help=hint),))
-        document = _read(current, asked_from, texts)
+        document = _read(current, asked_from, texts, given)
         chain.append((current, document))
         base = next((entry for entry in document.entries if entry.key == "extends"), None)
         if base is None:
@@ -94,7 +100,12 @@ def load_source(path: str, texts: dict[str, str]) -> Source:
     return Source(path, merged, MappingProxyType(texts), files)
 
 
-def _read(path: str, asked_from: Span | None, texts: dict[str, str]) -> Mapping:
+def _read(
+    path: str, asked_from: Span | None, texts: dict[str, str], given: MappingType[str, str]
+) -> Mapping:
+    if path in given:
+        texts[path] = given[path]
+        return read_document(path, given[path].encode())
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:

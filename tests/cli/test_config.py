@@ -53,6 +53,19 @@ def test_nearest_project_wins(tmp_path: Path) -> None:
     assert config.load_config(tmp_path / "inner/a/x.yaml").output == tmp_path / "inner/inner"
 
 
+def test_a_table_of_semantics(tmp_path: Path) -> None:
+    write(tmp_path, "kpipe.toml", 'semantics = "measured/own.json"\n')
+    found = config.load_config(tmp_path / "x.yaml")
+    assert found.semantics == tmp_path / "measured/own.json"  # read where something is cited
+    for value, message in (
+        ("3", "1:1 `semantics` takes the relative path of a file "),
+        ('""', "1:1 `semantics` takes the relative path of a file "),
+        ('"../own.json"', "1:1 `semantics` leaves the project: `../own.json` "),
+    ):
+        write(tmp_path, "kpipe.toml", f"semantics = {value}\n")
+        assert refusal(tmp_path) == [message]
+
+
 def test_refusals(tmp_path: Path) -> None:
     write(tmp_path, "kpipe.toml", '# ours\noutputs = "x"\noutput = 3\ntemplates = "mine"\n')
     assert refusal(tmp_path) == [

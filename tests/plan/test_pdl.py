@@ -80,7 +80,7 @@ def test_behind_a_silent_neighbour_only_one_release_is_held(tmp_path: Path) -> N
         reasons = {launch.name: launch.pdl.release_reason for launch in step.launches}
         held = {name: reason for name, reason in reasons.items() if "held" in reason}
         assert list(held) == ["o_proj"]
-        assert held["o_proj"].endswith("rewrites `gated` behind a silent launch")
+        assert held["o_proj"].endswith("rewrites `gated` behind a silent launch (row 12)")
 
 
 def test_a_full_dependency_between_layers_changes_nothing(tmp_path: Path) -> None:

@@ -149,6 +149,8 @@ def test_json_rendering() -> None:
                 }
             ],
             "story": ["step 1", "step 2"],
+            "rests": [],
+            "repairs": [],
         }
     ]
     assert json.loads(render_json([Diagnostic("KP1", "m", None)]))[0]["span"] is None

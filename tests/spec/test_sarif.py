@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from kpipe.codegen.diagnostics import Diagnostic, Edit, Span
+from kpipe.codegen.diagnostics import Diagnostic, Edit, Repair, Span
 from kpipe.codegen.rules import RULES
 from kpipe.codegen.sarif import render_sarif
 
@@ -106,6 +106,19 @@ def test_edits_are_a_fix() -> None:
             ]
         }
     ]
+
+
+def test_each_repair_is_a_fix_with_its_cost_and_what_it_rests_on_is_said() -> None:
+    repairs = (
+        Repair("join it", (Edit(HERE, "core"),), 0.0, "over the first repair"),
+        Repair("move it", (Edit(HERE, "x"), Edit(THERE, "y"))),
+    )
+    found = Diagnostic("KP301", "race", HERE, help="join it", rests=("row 1: r",), repairs=repairs)
+    (result,) = run_of(render_sarif([found]))["results"]
+    assert result["message"]["text"] == "race\njoin it\nrests on: row 1: r"
+    said = [fix["description"]["text"] for fix in conforms("result", result)["fixes"]]
+    assert said == ["join it (+0.0 us, over the first repair)", "move it"]
+    assert [len(fix["artifactChanges"]) for fix in result["fixes"]] == [1, 2]
 
 
 def test_no_findings_are_an_empty_run() -> None:
