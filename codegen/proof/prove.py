@@ -53,18 +53,19 @@ def synthesise_all(pipeline: PipelinePlan, methods: Iterable[Method]) -> dict[tu
 
 
 def race_findings(pipeline: PipelinePlan, proved: Mapping[tuple, Synthesis]) -> list[Diagnostic]:
-    """One finding per pair of ops and buffer that is left unordered.
+    """One finding per pair of ops and buffer that is left unordered, or per dirty counter.
 
     Raises SpecError KP801 or KP809 where there is one and the table that the settings name cannot
     be used.
     """
+    dirty = [d for s in proved.values() for d in dirty_findings(s.step, s.programs)]
     racy = [synthesis for synthesis in proved.values() if synthesis.races]
     if not racy:
-        return []
+        return dirty
     from kpipe.codegen.proof.tables import table_for  # read only where something is cited
 
     table = table_for(pipeline.path, pipeline.targets).table
-    return [finding for synthesis in racy for finding in _findings(synthesis, table)]
+    return [*(finding for synthesis in racy for finding in _findings(synthesis, table)), *dirty]
 
 
 def orders(proved: ProvedPlan) -> int:
@@ -108,7 +109,7 @@ def _findings(synthesis: Synthesis, table: Table) -> list[Diagnostic]:
                 or proxy_finding(synthesis.step, program, race)
                 or _finding(synthesis.step, program, race, order, table)
             )
-    return [*found.values(), *dirty_findings(synthesis.step, synthesis.programs)]
+    return list(found.values())
 
 
 def _finding(

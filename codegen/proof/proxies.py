@@ -11,7 +11,7 @@ from __future__ import annotations
 from kpipe.codegen.diagnostics import Diagnostic
 from kpipe.codegen.plan.model import StepPlan
 from kpipe.codegen.proof.order import Order
-from kpipe.codegen.proof.program import Access, Kernel, Program
+from kpipe.codegen.proof.program import Access, Copy, Kernel, Program, Reuse
 from kpipe.codegen.proof.races import Pair, Race, racy_pairs
 
 PATHS = {
@@ -39,7 +39,7 @@ def crossing_pairs(program: Program) -> frozenset[Pair]:
         (first, first_site, second, second_site)
         for second, second_site, read in readers
         for first, launch in enumerate(program.launches[:second])
-        if not (isinstance(launch.node, Kernel) and launch.node.proxy_fenced)
+        if not (isinstance(launch.node, Reuse) or _fenced(launch.node))
         for first_site, written in enumerate(launch.node.accesses)
         if _plain_store(written)
         and written.conflicts(read)
@@ -66,6 +66,10 @@ def proxy_races(program: Program) -> tuple[Race, ...]:
             for first, first_site, second, second_site in crossing - racy_pairs(program)
         )
     )
+
+
+def _fenced(node: Kernel | Copy) -> bool:
+    return isinstance(node, Kernel) and node.proxy_fenced
 
 
 def _plain_store(access: Access) -> bool:

@@ -115,6 +115,7 @@ def forced(step: StepPlan, name: str, **pdl: bool) -> StepPlan:
 
 def test_the_finding_names_both_paths_and_places(tmp_path: Path) -> None:
     from kpipe.codegen.proof.lower import lower
+    from kpipe.codegen.proof.tables import table_for
 
     plan = prove(plan_with(tmp_path, "dsa_tp", by_tma("index_gemm", "q_c"))).pipeline
     step = next(m.plan for m in plan.methods if m.plan.mode == "fork")
@@ -123,7 +124,8 @@ def test_the_finding_names_both_paths_and_places(tmp_path: Path) -> None:
     programs = tuple(lower(plan, loose, captured=captured) for captured in (False, True))
     races = tuple((program, race) for program in programs for race in races_of(program))
     assert {race.kind for _, race in races} == {"PROXY"}
-    (finding,) = _findings(Synthesis(loose, programs, races))
+    table = table_for(plan.path, plan.targets).table
+    (finding,) = _findings(Synthesis(loose, programs, races), table)
     assert (finding.code, finding.severity) == ("KP307", "error")
     assert finding.message == (
         "mode `fork`: `index_gemm` reads `q_c` by TMA (async proxy), `query_norm` writes it by "

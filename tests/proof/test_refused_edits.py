@@ -176,6 +176,8 @@ def test_launches_of_a_rank_publish_behind_the_end_of_every_rearm_ahead(
         names = [launch.node.name for launch in program.launches]
         for later in (p for p, name in enumerate(names) if name in publish):
             for earlier in (p for p, name in enumerate(names[:later]) if name in rearm):
+                if not order.ordered((earlier, "S"), (later, "S")):
+                    continue  # side by side: the exploration takes the two in either order
                 assert order.ordered((earlier, "E"), (later, "W")), (names[earlier], names[later])
 
 

@@ -115,7 +115,7 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str], tp: str) -> None
     }
     (layer,) = found["layers"]
     assert (layer["layer"], layer["method"]) == (0, "_front")
-    assert {check["stage"] for check in layer["checks"]} == {"projection", "query", "indexer"}
+    assert {check["stage"] for check in layer["checks"]} == {"projection", "indexer"}
     last = layer["checks"][-1]
     assert set(last) == {"stage", "what", "error", "bound", "rank", "ok", "reason"}
     assert last["what"] == "selection" and last["bound"] == declared_bounds()["selection"]
