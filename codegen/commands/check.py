@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 import click
 
@@ -17,7 +18,9 @@ from kpipe.codegen.commands.common import (
     show_findings,
     wrapped,
 )
+from kpipe.codegen.config import load_config
 from kpipe.codegen.diagnostics import Diagnostic, SpecError, count_line, render_json
+from kpipe.codegen.evidence import LaunchEvidence, evidence_of, summary
 from kpipe.codegen.plan.api import resolve_spec
 from kpipe.codegen.plan.build import build_plan, refuse_unbuilt
 from kpipe.codegen.plan.model import PipelinePlan
@@ -46,6 +49,7 @@ class Verdict:
     found: tuple[Diagnostic, ...] = ()
     plan: PipelinePlan | None = field(default=None, repr=False)  # where it is proved
     targets: tuple[str, ...] = ()
+    evidence: tuple[LaunchEvidence, ...] = ()
 
 
 def run(specs: tuple[str, ...], form: str, color: str, *, fix: bool = False) -> int:
@@ -140,8 +144,19 @@ def check_one(path: str, texts: dict[str, str]) -> Verdict:
         return _refused(path, texts, error.diagnostics, targets)
     facts = _facts(proved, len(resolved.spec.stages))
     warnings = replay_warnings(proved.pipeline)
-    notes = (*_notes(proved.pipeline), *([proved.cites] if proved.cites else []))
-    return Verdict(path, "ok", facts, notes, warnings, proved.pipeline, targets)
+    evidence = _evidence(path, proved.pipeline)
+    notes = (
+        *_notes(proved.pipeline),
+        *([proved.cites] if proved.cites else []),
+        *summary(evidence),
+    )
+    return Verdict(path, "ok", facts, notes, warnings, proved.pipeline, targets, evidence)
+
+
+def _evidence(path: str, pipeline: PipelinePlan) -> tuple[LaunchEvidence, ...]:
+    """What has run of the generated folder, where there is one."""
+    folder = load_config(Path(path)).output / pipeline.name
+    return evidence_of(pipeline, folder) if folder.is_dir() else ()
 
 
 def _refused(
@@ -207,6 +222,7 @@ def _as_json(verdicts: list[Verdict], found: tuple[Diagnostic, ...], code: int) 
                 "facts": list(v.facts),
                 "notes": list(v.notes),
                 "semantics": _semantics(v),
+                "evidence": [asdict(one) for one in v.evidence],
             }
             for v in verdicts
         ],

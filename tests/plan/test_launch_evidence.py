@@ -1,0 +1,91 @@
+"""Which launches of a generated folder count as run: by bytes, flags, rows and architecture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from spec_project import make_project, plan_of
+
+from kpipe.codegen.evidence import device_digest, evidence_of, file_digest, summary
+from kpipe.codegen.proof.prove import prove
+
+KERNEL = "rms_norm"
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path):
+    plan = prove(plan_of(make_project(tmp_path), "dsa_tp")).pipeline
+    only = tuple(c if c.kernel == KERNEL else replace(c, kernel="") for c in plan.ops)
+    return replace(plan, ops=only)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "generated" / "dsa_tp"
+    (made / "kernels").mkdir(parents=True)
+    (made / "evidence").mkdir()
+    (made / "kernels" / f"{KERNEL}.py").write_text("KERNEL = 1\n")
+    return made
+
+
+def record(folder: Path, **changes: object) -> None:
+    entry = {
+        "kernel": KERNEL,
+        "sha256": file_digest(folder / "kernels" / f"{KERNEL}.py"),
+        "device_sha256": device_digest(),
+        "arch": "sm_90a",
+        "rows": 8,
+        "flags": {"pdl": True, "release": True},
+        "ok": True,
+    } | changes
+    document = {"gpu": "GPU X", "records": [entry]}
+    (folder / "evidence" / "x.json").write_text(json.dumps(document))
+
+
+def states(pipeline, folder: Path) -> dict[tuple[str, int], str]:
+    return {
+        (one.arch, one.rows): one.state
+        for one in evidence_of(pipeline, folder)
+        if one.kernel == KERNEL
+    }
+
+
+def test_a_record_of_these_bytes_counts_for_its_rows_only(pipeline, folder: Path) -> None:
+    record(folder)
+    found = states(pipeline, folder)
+    assert found["sm_90a", 8] == "valid"
+    assert {state for key, state in found.items() if key != ("sm_90a", 8)} == {"missing"}
+
+
+@pytest.mark.parametrize("changed", ["sha256", "device_sha256"])
+def test_other_bytes_are_stale(pipeline, folder: Path, changed: str) -> None:
+    record(folder, **{changed: "0" * 64})
+    assert states(pipeline, folder)["sm_90a", 8] == "stale"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"ok": False}, {"arch": "sm_100a"}, {"rows": 7}, {"flags": {"pdl": False, "release": True}}],
+)
+def test_a_record_of_something_else_does_not_count(pipeline, folder: Path, changes) -> None:
+    record(folder, **changes)
+    assert states(pipeline, folder)["sm_90a", 8] == "missing"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"records": 3}'])
+def test_a_file_that_says_nothing_is_no_evidence(pipeline, folder: Path, text: str) -> None:
+    (folder / "evidence" / "x.json").write_text(text)
+    assert set(states(pipeline, folder).values()) == {"missing"}
+
+
+def test_the_summary_names_gpu_and_kernels(pipeline, folder: Path) -> None:
+    record(folder)
+    hopper, blackwell = (
+        line for line in summary(e for e in evidence_of(pipeline, folder) if e.kernel == KERNEL)
+    )
+    assert hopper.startswith("evidence sm_90a: 1 of ")
+    assert hopper.endswith(f"launches valid (GPU X); missing: {KERNEL}")
+    assert blackwell.endswith("; compiled, not run")
