@@ -28,6 +28,9 @@ _PROJECTED = ColumnTypes(
     )
 )
 
+# Outputs and rows of a CTA, and CTAs that divide the columns between them.
+_TILE = ("tile_n", "split_k", "tokens")
+
 PACKED_GEMM = Contract(
     name="packed_gemm",
     doc="One GEMM for all input projections: y = x @ W^T, FP32 accumulation, one cast to BF16.",
@@ -37,8 +40,10 @@ PACKED_GEMM = Contract(
         writes("projected", "rows, pitch", "bf16", type=_PROJECTED),
     ),
     reference="projection:packed_gemm",
+    kernel="packed_gemm",
     release=Release.AFTER_WEIGHTS,
-    tile=("tile_n", "split_k"),
+    limits=Limits(divides=(("hidden", 32),)),
+    tile=_TILE,
 )
 
 INDEX_GEMM = Contract(
@@ -50,7 +55,10 @@ INDEX_GEMM = Contract(
         writes("index_q", "rows, index_heads * index_dim", "bf16", type=REPLICATED),
     ),
     reference="projection:index_gemm",
-    tile=("tile_n", "split_k"),
+    kernel="index_gemm",
+    release=Release.AFTER_LOADS,
+    limits=Limits(divides=(("q_lora", 32),)),
+    tile=_TILE,
 )
 
 O_PROJ = Contract(
@@ -83,8 +91,11 @@ O_PROJ = Contract(
         ),
     ),
     reference="projection:o_proj",
-    release=Release.AFTER_WAIT,
-    tile=("tile_n", "split_k"),
+    kernel="o_proj",
+    kernel_when="!dcp",
+    release=Release.AFTER_LOADS,
+    limits=Limits(divides=(("v_dim", 32),)),
+    tile=_TILE,
 )
 
 O_REDUCE = Contract(
