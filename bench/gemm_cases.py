@@ -16,6 +16,7 @@ class GemmCase:
     """y[rows, outputs] = BF16(x[rows, inputs] . w[outputs, inputs]^T)."""
 
     queries = (1,)
+    variants = tuple({"tokens": tokens} for tokens in (8, 16, 32, 64))
 
     def __init__(self, module: ModuleType):
         self.module = module

@@ -153,7 +153,7 @@ class Limits:
     dcp: bool = True  # may stand in a context-parallel spec
     tp: bool = True  # may stand in a spec without context parallelism
     interleaves: tuple[int, ...] = ()
-    divides: tuple[tuple[str, int], ...] = ()  # dimension must be a multiple
+    divides: tuple[tuple[str, int], ...] = ()  # expression over dimensions must be a multiple
 
 
 @dataclass(frozen=True)

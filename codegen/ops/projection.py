@@ -28,8 +28,8 @@ _PROJECTED = ColumnTypes(
     )
 )
 
-# Outputs and rows of a CTA, and CTAs that divide the columns between them.
-_TILE = ("tile_n", "split_k", "tokens")
+# Outputs and rows of a CTA.
+_TILE = ("tile_n", "tokens")
 
 PACKED_GEMM = Contract(
     name="packed_gemm",
@@ -42,7 +42,7 @@ PACKED_GEMM = Contract(
     reference="projection:packed_gemm",
     kernel="packed_gemm",
     release=Release.AFTER_WEIGHTS,
-    limits=Limits(divides=(("hidden", 32),)),
+    limits=Limits(divides=(("hidden", 64),)),
     tile=_TILE,
 )
 
@@ -57,7 +57,7 @@ INDEX_GEMM = Contract(
     reference="projection:index_gemm",
     kernel="index_gemm",
     release=Release.AFTER_LOADS,
-    limits=Limits(divides=(("q_lora", 32),)),
+    limits=Limits(divides=(("q_lora", 64),)),
     tile=_TILE,
 )
 
@@ -94,7 +94,7 @@ O_PROJ = Contract(
     kernel="o_proj",
     kernel_when="!dcp",
     release=Release.AFTER_LOADS,
-    limits=Limits(divides=(("v_dim", 32),)),
+    limits=Limits(divides=(("heads * v_dim", 64),)),
     tile=_TILE,
 )
 

@@ -93,7 +93,7 @@ class DsaDcpD2Layer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -102,7 +102,7 @@ class DsaDcpD2Layer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :72
+        )  # :75
         self.index_front(
             at.wk,
             at.wv,
@@ -112,11 +112,11 @@ class DsaDcpD2Layer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-        )  # :72
+        )  # :75
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :72
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        )  # :75
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -125,8 +125,8 @@ class DsaDcpD2Layer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :72 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :72 plain: polls `q_mail`
+        )  # :75 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
         self.sparse_decode(
             self.latent_kv,
             at.selected,
@@ -134,7 +134,7 @@ class DsaDcpD2Layer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :72
+        )  # :75
         self.dcp_value(
             at.valid,
             at.gate,
@@ -147,16 +147,16 @@ class DsaDcpD2Layer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :72 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :72
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :72 plain: polls `o_mail`
+        )  # :75 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
 
     def _wait_index_gemm_dsa_index_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 3, 4 (q 1) on sm_90a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -165,15 +165,15 @@ class DsaDcpD2Layer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :72
-        self.index_gemm(at.q_c, at.index_q)  # :72
+        )  # :75
+        self.index_gemm(at.q_c, at.index_q)  # :75
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :72
+        )  # :75
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :72
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        )  # :75
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -182,8 +182,8 @@ class DsaDcpD2Layer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :72 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :72 plain: polls `q_mail`
+        )  # :75 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
         self.sparse_decode(
             self.latent_kv,
             at.selected,
@@ -191,7 +191,7 @@ class DsaDcpD2Layer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :72
+        )  # :75
         self.dcp_value(
             at.valid,
             at.gate,
@@ -204,16 +204,16 @@ class DsaDcpD2Layer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :72 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :72
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :72 plain: polls `o_mail`
+        )  # :75 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
 
     def _wait_index_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1, 2 (q 1) on sm_100a.
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait prims_ts dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -222,7 +222,7 @@ class DsaDcpD2Layer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :72
+        )  # :75
         self.index_front(
             at.wk,
             at.wv,
@@ -232,11 +232,11 @@ class DsaDcpD2Layer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-        )  # :72
+        )  # :75
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :72
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        )  # :75
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -245,8 +245,8 @@ class DsaDcpD2Layer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :72 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :72 plain: polls `q_mail`
+        )  # :75 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
         self.prims_ts(
             self.latent_kv,
             at.selected,
@@ -255,7 +255,7 @@ class DsaDcpD2Layer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :72 plain: reads `selected`, `q_mail` before its wait
+        )  # :75 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -269,16 +269,16 @@ class DsaDcpD2Layer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :72 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :72
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :72 plain: polls `o_mail`
+        )  # :75 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
 
     def _wait_index_gemm_dsa_index_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 3, 4 (q 1) on sm_100a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge query_wait prims_ts dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -287,15 +287,15 @@ class DsaDcpD2Layer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :72
-        self.index_gemm(at.q_c, at.index_q)  # :72
+        )  # :75
+        self.index_gemm(at.q_c, at.index_q)  # :75
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :72
+        )  # :75
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :72
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        )  # :75
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -304,8 +304,8 @@ class DsaDcpD2Layer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :72 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :72 plain: polls `q_mail`
+        )  # :75 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
         self.prims_ts(
             self.latent_kv,
             at.selected,
@@ -314,7 +314,7 @@ class DsaDcpD2Layer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :72 plain: reads `selected`, `q_mail` before its wait
+        )  # :75 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -328,9 +328,9 @@ class DsaDcpD2Layer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :72 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :72
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :72 plain: polls `o_mail`
+        )  # :75 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8, 16, 32 (q 1) and 4, 8, 16, 32 (q 4) on sm_90a.
@@ -339,20 +339,20 @@ class DsaDcpD2Layer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
         side.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
-        self.query_norm(at.q_a, at.q_c)  # :65
-        self.index_gemm(at.q_c, at.index_q)  # :65
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+        self.query_norm(at.q_a, at.q_c)  # :68
+        self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :65
+        )  # :68
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :65
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :65
+        )  # :68
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -361,7 +361,7 @@ class DsaDcpD2Layer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :65 plain: polls `candidates`
+        )  # :68 plain: polls `candidates`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -370,7 +370,7 @@ class DsaDcpD2Layer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :66
+        )  # :69
         self.dcp_value(
             at.valid,
             at.gate,
@@ -383,9 +383,9 @@ class DsaDcpD2Layer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :66 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :66
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :66 plain: polls `o_mail`
+        )  # :69 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :69 plain: polls `o_mail`
 
     def _fork_sparse_decode_two_shot(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -394,20 +394,20 @@ class DsaDcpD2Layer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
         side.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
-        self.query_norm(at.q_a, at.q_c)  # :65
-        self.index_gemm(at.q_c, at.index_q)  # :65
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+        self.query_norm(at.q_a, at.q_c)  # :68
+        self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :65
+        )  # :68
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :65
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :65
+        )  # :68
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -416,7 +416,7 @@ class DsaDcpD2Layer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :65 plain: polls `candidates`
+        )  # :68 plain: polls `candidates`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -425,7 +425,7 @@ class DsaDcpD2Layer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :66
+        )  # :69
         self.dcp_value(
             at.valid,
             at.gate,
@@ -438,9 +438,9 @@ class DsaDcpD2Layer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :66 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :66
-        # :66 plain: polls `o_mail`, `o_gather`
+        )  # :69 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :69
+        # :69 plain: polls `o_mail`, `o_gather`
         self.o_reduce(at.o_mail, step.out, o_gather=at.o_gather, two_shot=True, pdl=False)
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
@@ -450,20 +450,20 @@ class DsaDcpD2Layer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
         side.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
-        self.query_norm(at.q_a, at.q_c)  # :65
-        self.index_gemm(at.q_c, at.index_q)  # :65
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+        self.query_norm(at.q_a, at.q_c)  # :68
+        self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :65
+        )  # :68
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :65
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :65
+        )  # :68
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -472,7 +472,7 @@ class DsaDcpD2Layer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :65 plain: polls `candidates`
+        )  # :68 plain: polls `candidates`
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv,
@@ -482,7 +482,7 @@ class DsaDcpD2Layer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :66 plain: reads `selected`, `q_mail` before its wait
+        )  # :69 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -496,9 +496,9 @@ class DsaDcpD2Layer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :66 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :66
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :66 plain: polls `o_mail`
+        )  # :69 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :69 plain: polls `o_mail`
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -507,20 +507,20 @@ class DsaDcpD2Layer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
         side.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
-        self.query_norm(at.q_a, at.q_c)  # :65
-        self.index_gemm(at.q_c, at.index_q)  # :65
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+        self.query_norm(at.q_a, at.q_c)  # :68
+        self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :65
+        )  # :68
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :65
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :65
+        )  # :68
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -529,7 +529,7 @@ class DsaDcpD2Layer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :65 plain: polls `candidates`
+        )  # :68 plain: polls `candidates`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -539,7 +539,7 @@ class DsaDcpD2Layer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :66 plain: reads `valid` before its wait
+        )  # :69 plain: reads `valid` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -552,9 +552,9 @@ class DsaDcpD2Layer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :66 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :66
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :66 plain: polls `o_mail`
+        )  # :69 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :69 plain: polls `o_mail`
 
     def _fork_trtllm_gen_two_shot(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -563,20 +563,20 @@ class DsaDcpD2Layer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
         side.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
-        self.query_norm(at.q_a, at.q_c)  # :65
-        self.index_gemm(at.q_c, at.index_q)  # :65
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+        self.query_norm(at.q_a, at.q_c)  # :68
+        self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :65
+        )  # :68
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :65
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :65
+        )  # :68
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -585,7 +585,7 @@ class DsaDcpD2Layer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :65 plain: polls `candidates`
+        )  # :68 plain: polls `candidates`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -595,7 +595,7 @@ class DsaDcpD2Layer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :66 plain: reads `valid` before its wait
+        )  # :69 plain: reads `valid` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -608,7 +608,7 @@ class DsaDcpD2Layer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :66 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :66
-        # :66 plain: polls `o_mail`, `o_gather`
+        )  # :69 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :69
+        # :69 plain: polls `o_mail`, `o_gather`
         self.o_reduce(at.o_mail, step.out, o_gather=at.o_gather, two_shot=True, pdl=False)

@@ -67,6 +67,7 @@ OPS = (
         stage="indexer",
         reference=projection.index_gemm,
         weights=("index_q_b",),
+        kernel="index_gemm:IndexGemm",
     ),
     Op(
         name="index_scores",
@@ -104,6 +105,7 @@ OPS = (
         stage="projection",
         reference=projection.packed_gemm,
         weights=("packed",),
+        kernel="packed_gemm:PackedGemm",
     ),
     Op(
         name="prims_ts",

@@ -59,6 +59,7 @@ OPS = (
         stage="indexer",
         reference=projection.index_gemm,
         weights=("index_q_b",),
+        kernel="index_gemm:IndexGemm",
     ),
     Op(
         name="index_scores",
@@ -99,12 +100,14 @@ OPS = (
         stage="o_proj",
         reference=projection.o_proj,
         weights=("o_proj",),
+        kernel="o_proj:OProj",
     ),
     Op(
         name="packed_gemm",
         stage="projection",
         reference=projection.packed_gemm,
         weights=("packed",),
+        kernel="packed_gemm:PackedGemm",
     ),
     Op(
         name="prims_ts",

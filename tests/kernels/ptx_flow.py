@@ -14,12 +14,13 @@ WAIT = "griddepcontrol.wait"
 RELEASE = "griddepcontrol.launch_dependents"
 
 _REGISTER = re.compile(r"%[a-z]+\d+")
-# Plain accesses have one address; of a bulk copy into shared memory the second one is global.
+# Plain accesses have one address; of a bulk copy into shared memory the second one is global, or
+# that of the parameter which describes the tensor.
 _ACCESS = re.compile(
     r"(ld|st)\.global\S*\s.*?\[([^\]]+)\]"
-    r"|(cp\.async\.bulk)\.shared::\S+\.global\S*\s+\[[^\]]+\], \[([^\]]+)\]"
+    r"|(cp\.async\.bulk)\S*\.shared::\S+\.global\S*\s+\[[^\]]+\], \[([^\],]+)"
 )
-_PARAMETER = re.compile(r"_param_(\d+)(\+\d+)?\]")
+_PARAMETER = re.compile(r"_param_(\d+)(\+\d+)?[\];]")
 _BRANCH = re.compile(r"(@!?%p\d+ )?bra(\.uni)?\s+(\$\w+);")
 
 
@@ -68,7 +69,9 @@ def _register_sources(lines: list[str]) -> dict[str, frozenset[int]]:
     sources: dict[str, frozenset[int]] = {}
     for line in lines:
         names = _REGISTER.findall(line)
-        if not names or line.startswith(("ld.global", "ld.shared", "st.", "cp.async", "@")):
+        if not names or line.startswith(
+            ("ld.global", "ld.shared", "st.", "cp.async", "prefetch", "@")
+        ):
             continue
         parameter = _PARAMETER.search(line)
         own = frozenset({int(parameter[1])}) if parameter else frozenset()
