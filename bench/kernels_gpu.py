@@ -25,11 +25,16 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from kernel_cases import CASES, DEVICE, NAN, Verdict, noise
+from gemm_cases import CASES as GEMM_CASES
+from kernel_cases import CASES as SMALL_CASES
+from kernel_cases import DEVICE, NAN, Verdict, noise
 from torch import Tensor
 
 from kpipe.runtime.host.compile import compile_kernel, flags_of
 
+CASES = {**SMALL_CASES, **GEMM_CASES}
+SIDE = ("mla_value",)
+"""Kernels that run beside the others in a captured layer."""
 ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
 QUERIES = (1, 4)
 REPLAYS = 50
@@ -90,7 +95,7 @@ class Bench:
                 self.record(name, all_flags, rows, q, "eager", case.check(given, done, q))
 
     def verify_captured(self) -> None:
-        """rms_norm -> dsa_index as a PDL chain, mla_value on a side stream, three layers deep.
+        """All kernels as one PDL chain, but for those on a side stream; three layers deep.
 
         Inputs change and outputs are poisoned again between capture and replay.
         """
@@ -227,16 +232,18 @@ def refill(tensors: dict[str, Tensor], fresh: dict[str, Tensor]) -> None:
 
 
 def capture_layers(layers: list[dict], kernels: dict) -> torch.cuda.CUDAGraph:
-    """A graph of all layers: the chain on the capturing stream, the value beside it."""
+    """A graph of all layers: the chain on the capturing stream, the others beside it."""
     side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         main = torch.cuda.current_stream()
         for layer in layers:
             side.wait_stream(main)
             with torch.cuda.stream(side):
-                launch(kernels, layer, "mla_value")
-            launch(kernels, layer, "rms_norm")
-            launch(kernels, layer, "dsa_index")
+                for name in SIDE:
+                    launch(kernels, layer, name)
+            for name in kernels:
+                if name not in SIDE:
+                    launch(kernels, layer, name)
             main.wait_stream(side)
     return graph
 

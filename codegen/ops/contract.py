@@ -168,7 +168,7 @@ class Limits:
     dcp: bool = True  # may stand in a context-parallel spec
     tp: bool = True  # may stand in a spec without context parallelism
     interleaves: tuple[int, ...] = ()
-    divides: tuple[tuple[str, int], ...] = ()  # dimension must be a multiple
+    divides: tuple[tuple[str, int], ...] = ()  # expression over dimensions must be a multiple
 
 
 @dataclass(frozen=True)
@@ -234,6 +234,7 @@ class Contract:
     reference: str  # "module:function" below kpipe.runtime.reference
     source: str = "kpipe"
     kernel: str = ""  # template below templates/kernels; empty: no kernel of ours yet
+    kernel_when: str = ""  # flag under which that kernel serves (`!flag`: unset); empty: always
     flags: tuple[Flag, ...] = ()
     options: tuple[Option, ...] = ()
     constants: tuple[str, ...] = ()  # geometry names that the op is specialised on
@@ -344,17 +345,23 @@ def step(
     write: bool = False,
     when: str = "",
     type: OperandType | None = None,
+    path: Path = Path.GENERIC,
     gates: tuple[str, ...] = (),
 ) -> Operand:
     """A tensor that the engine hands in for every step."""
     access = Access.WRITE if write else Access.READ
-    return Operand(name, Kind.STEP, access, _split(shape), dtype, when=when, type=type, gates=gates)
+    shapes = _split(shape)
+    return Operand(
+        name, Kind.STEP, access, shapes, dtype, when=when, type=type, path=path, gates=gates
+    )
 
 
-def cache(name: str, access: Access, *, early: bool = False) -> Operand:
+def cache(
+    name: str, access: Access, *, early: bool = False, path: Path = Path.GENERIC
+) -> Operand:
     """A paged cache; its bytes are described by the buffer's cache format."""
     phase = Phase.PROLOGUE if early else Phase.BODY
-    return Operand(name, Kind.CACHE, access, (), "u8", phase)
+    return Operand(name, Kind.CACHE, access, (), "u8", phase, path=path)
 
 
 def mailbox(

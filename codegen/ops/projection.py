@@ -9,6 +9,7 @@ from .contract import (
     Flag,
     Limits,
     Option,
+    Path,
     Release,
     mailbox,
     reads,
@@ -28,29 +29,37 @@ _PROJECTED = ColumnTypes(
     )
 )
 
+# Outputs and rows of a CTA.
+_TILE = ("tile_n", "tokens")
+
 PACKED_GEMM = Contract(
     name="packed_gemm",
     doc="One GEMM for all input projections: y = x @ W^T, FP32 accumulation, one cast to BF16.",
     operands=(
-        step("hidden", "rows, hidden", "bf16", type=REPLICATED),
+        step("hidden", "rows, hidden", "bf16", type=REPLICATED, path=Path.ASYNC),
         weight("packed", "pitch, hidden"),
         writes("projected", "rows, pitch", "bf16", type=_PROJECTED),
     ),
     reference="projection:packed_gemm",
+    kernel="packed_gemm",
     release=Release.AFTER_WEIGHTS,
-    tile=("tile_n", "split_k"),
+    limits=Limits(divides=(("hidden", 64),)),
+    tile=_TILE,
 )
 
 INDEX_GEMM = Contract(
     name="index_gemm",
     doc="Indexer query: iq = q_c @ Wq_index^T, FP32 accumulation, rounded to BF16.",
     operands=(
-        reads("q_c", "rows, q_lora", "bf16", type=REPLICATED),
+        reads("q_c", "rows, q_lora", "bf16", type=REPLICATED, path=Path.ASYNC),
         weight("index_q_b", "index_heads * index_dim, q_lora"),
         writes("index_q", "rows, index_heads * index_dim", "bf16", type=REPLICATED),
     ),
     reference="projection:index_gemm",
-    tile=("tile_n", "split_k"),
+    kernel="index_gemm",
+    release=Release.AFTER_LOADS,
+    limits=Limits(divides=(("q_lora", 64),)),
+    tile=_TILE,
 )
 
 O_PROJ = Contract(
@@ -58,7 +67,7 @@ O_PROJ = Contract(
     doc="Output projection of this rank's heads: partial[rows, hidden], BF16. Under context "
     "parallelism the partial goes straight into the peers' mailboxes.",
     operands=(
-        reads("gated", "rows, heads * v_dim", "bf16", type=HEADS),
+        reads("gated", "rows, heads * v_dim", "bf16", type=HEADS, path=Path.ASYNC),
         weight("o_proj", "hidden, heads * v_dim"),
         step("out", "rows, hidden", "bf16", write=True, when="!dcp", type=PARTIAL),
         mailbox(
@@ -83,8 +92,11 @@ O_PROJ = Contract(
         ),
     ),
     reference="projection:o_proj",
-    release=Release.AFTER_WAIT,
-    tile=("tile_n", "split_k"),
+    kernel="o_proj",
+    kernel_when="!dcp",
+    release=Release.AFTER_LOADS,
+    limits=Limits(divides=(("heads * v_dim", 64),)),
+    tile=_TILE,
 )
 
 O_REDUCE = Contract(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kpipe.codegen.diagnostics import Span
 from kpipe.codegen.ops.contract import Access, Contract, Kind
 from kpipe.codegen.plan.report import Report
+from kpipe.codegen.spec.expressions import evaluate, names_in, parse
 from kpipe.codegen.spec.models import Cache, Pipeline
 
 
@@ -99,15 +100,17 @@ def _check_sizes(
             span,
             help="choose another op for these rows in `variants`",
         )
-    for dimension, divisor in limits.divides:
-        if dims.get(dimension, 0) % divisor:
+    for text, divisor in limits.divides:
+        expression = parse(text)
+        if not names_in(expression) <= dims.keys():
+            continue  # reported where the operand's shape names it
+        if evaluate(expression, dims) % divisor:
             report.error(
                 "KP104",
-                f"`{name}` needs `{dimension}` to be a multiple of {divisor}; it is "
-                f"{dims[dimension]}",
+                f"`{name}` needs `{text}` to be a multiple of {divisor}; it is "
+                f"{evaluate(expression, dims)}",
                 span,
-                help=f"choose another op, or a geometry whose {dimension} is a multiple of "
-                f"{divisor}",
+                help=f"choose another op, or a geometry whose {text} is a multiple of {divisor}",
                 once=True,
             )
     if limits.interleaves and spec.parallel.interleave not in limits.interleaves:

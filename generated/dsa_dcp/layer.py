@@ -94,7 +94,8 @@ class DsaDcpLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
+        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -103,7 +104,7 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :72
+        )  # :75
         self.index_front(
             at.wk,
             at.wv,
@@ -113,11 +114,11 @@ class DsaDcpLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-        )  # :72
+        )  # :75
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :72
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        )  # :75
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -126,8 +127,8 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :72 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :72 plain: polls `q_mail`
+        )  # :75 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
         self.sparse_decode(
             self.latent_kv,
             at.selected,
@@ -135,7 +136,7 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :72
+        )  # :75
         self.dcp_value(
             at.valid,
             at.gate,
@@ -148,16 +149,17 @@ class DsaDcpLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :72 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :72
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :72 plain: polls `o_mail`
+        )  # :75 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
 
     def _wait_index_gemm_dsa_index_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 3, 4 (q 1) on sm_90a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
+        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -166,15 +168,16 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :72
-        self.index_gemm(at.q_c, at.index_q)  # :72
+            release=False,
+        )  # :75 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.index_gemm(at.q_c, at.index_q)  # :75
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :72
+        )  # :75
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :72
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        )  # :75
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -183,8 +186,8 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :72 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :72 plain: polls `q_mail`
+        )  # :75 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
         self.sparse_decode(
             self.latent_kv,
             at.selected,
@@ -192,7 +195,7 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :72
+        )  # :75
         self.dcp_value(
             at.valid,
             at.gate,
@@ -205,16 +208,17 @@ class DsaDcpLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :72 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :72
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :72 plain: polls `o_mail`
+        )  # :75 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
 
     def _wait_index_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1, 2 (q 1) on sm_100a.
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait prims_ts dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
+        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -223,7 +227,7 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :72
+        )  # :75
         self.index_front(
             at.wk,
             at.wv,
@@ -233,11 +237,11 @@ class DsaDcpLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-        )  # :72
+        )  # :75
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :72
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        )  # :75
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -246,8 +250,8 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :72 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :72 plain: polls `q_mail`
+        )  # :75 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
         self.prims_ts(
             self.latent_kv,
             at.selected,
@@ -256,7 +260,7 @@ class DsaDcpLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :72 plain: reads `selected`, `q_mail` before its wait
+        )  # :75 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -270,16 +274,17 @@ class DsaDcpLayer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :72 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :72
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :72 plain: polls `o_mail`
+        )  # :75 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
 
     def _wait_index_gemm_dsa_index_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 3, 4 (q 1) on sm_100a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge query_wait prims_ts dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
+        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -288,15 +293,16 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :72
-        self.index_gemm(at.q_c, at.index_q)  # :72
+            release=False,
+        )  # :75 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.index_gemm(at.q_c, at.index_q)  # :75
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :72
+        )  # :75
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :72
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        )  # :75
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -305,8 +311,8 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :72 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :72 plain: polls `q_mail`
+        )  # :75 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
         self.prims_ts(
             self.latent_kv,
             at.selected,
@@ -315,7 +321,7 @@ class DsaDcpLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :72 plain: reads `selected`, `q_mail` before its wait
+        )  # :75 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -329,9 +335,9 @@ class DsaDcpLayer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :72 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :72
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :72 plain: polls `o_mail`
+        )  # :75 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8, 16, 32 (q 1) and 4, 8, 16, 32 (q 4) on sm_90a.
@@ -340,17 +346,19 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
+        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :65
-        self.index_gemm(at.q_c, at.index_q)  # :65
+        # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.query_norm(at.q_a, at.q_c, release=False)
+        self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :65
+        )  # :68
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :65
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :65
+        )  # :68
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -359,10 +367,10 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :65 plain: polls `candidates`
+        )  # :68 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -371,7 +379,7 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :66
+        )  # :69
         self.dcp_value(
             at.valid,
             at.gate,
@@ -384,9 +392,9 @@ class DsaDcpLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :66 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :66
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :66 plain: polls `o_mail`
+        )  # :69 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :69 plain: polls `o_mail`
 
     def _fork_sparse_decode_two_shot(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -395,17 +403,19 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
+        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :65
-        self.index_gemm(at.q_c, at.index_q)  # :65
+        # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.query_norm(at.q_a, at.q_c, release=False)
+        self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :65
+        )  # :68
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :65
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :65
+        )  # :68
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -414,10 +424,10 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :65 plain: polls `candidates`
+        )  # :68 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -426,7 +436,7 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :66
+        )  # :69
         self.dcp_value(
             at.valid,
             at.gate,
@@ -439,9 +449,9 @@ class DsaDcpLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :66 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :66
-        # :66 plain: polls `o_mail`, `o_gather`
+        )  # :69 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :69
+        # :69 plain: polls `o_mail`, `o_gather`
         self.o_reduce(at.o_mail, step.out, o_gather=at.o_gather, two_shot=True, pdl=False)
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
@@ -451,17 +461,19 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
+        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :65
-        self.index_gemm(at.q_c, at.index_q)  # :65
+        # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.query_norm(at.q_a, at.q_c, release=False)
+        self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :65
+        )  # :68
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :65
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :65
+        )  # :68
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -470,10 +482,10 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :65 plain: polls `candidates`
+        )  # :68 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv,
@@ -483,7 +495,7 @@ class DsaDcpLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :66 plain: reads `selected`, `q_mail` before its wait
+        )  # :69 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -497,9 +509,9 @@ class DsaDcpLayer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :66 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :66
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :66 plain: polls `o_mail`
+        )  # :69 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :69 plain: polls `o_mail`
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -508,17 +520,19 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
+        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :65
-        self.index_gemm(at.q_c, at.index_q)  # :65
+        # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.query_norm(at.q_a, at.q_c, release=False)
+        self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :65
+        )  # :68
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :65
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :65
+        )  # :68
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -527,10 +541,10 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :65 plain: polls `candidates`
+        )  # :68 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -540,7 +554,7 @@ class DsaDcpLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :66 plain: reads `valid` before its wait
+        )  # :69 plain: reads `valid` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -553,9 +567,9 @@ class DsaDcpLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :66 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :66
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :66 plain: polls `o_mail`
+        )  # :69 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :69 plain: polls `o_mail`
 
     def _fork_trtllm_gen_two_shot(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -564,17 +578,19 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:65
+        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :65
-        self.index_gemm(at.q_c, at.index_q)  # :65
+        # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.query_norm(at.q_a, at.q_c, release=False)
+        self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :65
+        )  # :68
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :65
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :65
+        )  # :68
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -583,10 +599,10 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :65 plain: polls `candidates`
+        )  # :68 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :67
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :67 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -596,7 +612,7 @@ class DsaDcpLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :66 plain: reads `valid` before its wait
+        )  # :69 plain: reads `valid` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -609,7 +625,7 @@ class DsaDcpLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :66 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :66
-        # :66 plain: polls `o_mail`, `o_gather`
+        )  # :69 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :69
+        # :69 plain: polls `o_mail`, `o_gather`
         self.o_reduce(at.o_mail, step.out, o_gather=at.o_gather, two_shot=True, pdl=False)

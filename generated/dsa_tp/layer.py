@@ -93,24 +93,26 @@ class DsaTpLayer(Layer):
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
+        # dsa_tp.yaml:69 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :66
+        )  # :69
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :66
+        )  # :69
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :66
+        )  # :69
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :67
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :70
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :66
+        # :69
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :66
-        self.o_proj(at.gated, out=step.out)  # :66
+        # :69 held: o_proj reads `gated` by TMA, behind no proxy fence
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.o_proj(at.gated, out=step.out)  # :69
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8, 16, 32 (q 1) and 16, 32 (q 4) on sm_90a.
@@ -119,26 +121,29 @@ class DsaTpLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:60
+        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :60
-        self.index_gemm(at.q_c, at.index_q)  # :60
+        # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.query_norm(at.q_a, at.q_c, release=False)
+        self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :60
+        )  # :63
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :60
+        )  # :63
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :60
+        )  # :63
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :60
+        # :63
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :60
-        self.o_proj(at.gated, out=step.out)  # :60
+        # :63 held: o_proj reads `gated` by TMA, behind no proxy fence
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.o_proj(at.gated, out=step.out)  # :63
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8 (q 1) and 4, 8 (q 4) on sm_100a.
@@ -147,27 +152,30 @@ class DsaTpLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:60
+        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :60
-        self.index_gemm(at.q_c, at.index_q)  # :60
+        # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.query_norm(at.q_a, at.q_c, release=False)
+        self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :60
+        )  # :63
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :60
+        )  # :63
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :60
+        )  # :63
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :60 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :60
-        self.o_proj(at.gated, out=step.out)  # :60
+        )  # :63 plain: reads `selected`, `query` before its wait
+        # :63 held: o_proj reads `gated` by TMA, behind no proxy fence
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.o_proj(at.gated, out=step.out)  # :63
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -176,27 +184,30 @@ class DsaTpLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:60
+        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :60
-        self.index_gemm(at.q_c, at.index_q)  # :60
+        # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.query_norm(at.q_a, at.q_c, release=False)
+        self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :60
+        )  # :63
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :60
+        )  # :63
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :60
+        )  # :63
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :60 plain: reads `valid` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :60
-        self.o_proj(at.gated, out=step.out)  # :60
+        )  # :63 plain: reads `valid` before its wait
+        # :63 held: o_proj reads `gated` by TMA, behind no proxy fence
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.o_proj(at.gated, out=step.out)  # :63
 
     def _fork_split_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -205,27 +216,30 @@ class DsaTpLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
-        self.query_norm(at.q_a, at.q_c)  # :63
+        # dsa_tp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        # :66 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.query_norm(at.q_a, at.q_c, release=False)
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :63
+        self.index_gemm(at.q_c, at.index_q)  # :66
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :63
+        )  # :66
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :63
+        )  # :66
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :63
+        )  # :66
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :67
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :63
+        # :66
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.value_bmm(at.latent, at.values, pdl=False)  # :63 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :63
-        self.o_proj(at.gated, out=step.out)  # :63
+        self.value_bmm(at.latent, at.values, pdl=False)  # :66 plain: it never waits
+        # :66 held: o_proj reads `gated` by TMA, behind no proxy fence
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated, release=False)
+        self.o_proj(at.gated, out=step.out)  # :66
 
     def _fork_split_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -234,47 +248,52 @@ class DsaTpLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
-        self.query_norm(at.q_a, at.q_c)  # :63
+        # dsa_tp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        # :66 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.query_norm(at.q_a, at.q_c, release=False)
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :63
+        self.index_gemm(at.q_c, at.index_q)  # :66
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :63
+        )  # :66
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :63
+        )  # :66
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :63
+        )  # :66
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :67
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :63 plain: reads `valid` before its wait
-        self.value_bmm(at.latent, at.values, pdl=False)  # :63 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :63
-        self.o_proj(at.gated, out=step.out)  # :63
+        )  # :66 plain: reads `valid` before its wait
+        self.value_bmm(at.latent, at.values, pdl=False)  # :66 plain: it never waits
+        # :66 held: o_proj reads `gated` by TMA, behind no proxy fence
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated, release=False)
+        self.o_proj(at.gated, out=step.out)  # :66
 
     def _late_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) on sm_100a.
 
         main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:74
+        # dsa_tp.yaml:77 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :74
+        )  # :77
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :74
+        )  # :77
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :74
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :74
+        )  # :77
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :77
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :74 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :74
-        self.o_proj(at.gated, out=step.out)  # :74
+        )  # :77 plain: reads `selected`, `query` before its wait
+        # :77 held: o_proj reads `gated` by TMA, behind no proxy fence
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.o_proj(at.gated, out=step.out)  # :77

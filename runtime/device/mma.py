@@ -23,6 +23,9 @@ TILE_N = 8
 HALF_M = TILE_M // 2
 """A lane holds rows g and g + HALF_M of A and C."""
 
+FRAGMENT = 4
+"""Elements of C that a lane holds."""
+
 GROUP_LANES = 4
 """Lanes that hold one row of a fragment: lane = GROUP_LANES * g + t."""
 K_SLICE = 32
@@ -42,7 +45,7 @@ def fragment_place(lane) -> tuple:
 
 def zero_accumulator() -> list[Float32]:
     """Four zeros: the C fragment of an empty sum."""
-    return [Float32(0.0)] * 4
+    return [Float32(0.0)] * FRAGMENT
 
 
 @dsl_user_op
@@ -62,7 +65,8 @@ def mma_step(a, b, accumulator: list[Float32], *, loc=None, ip=None) -> list[Flo
         ip=ip,
     )
     return [
-        Float32(llvm.extractvalue(number, result, [place], loc=loc, ip=ip)) for place in range(4)
+        Float32(llvm.extractvalue(number, result, [place], loc=loc, ip=ip))
+        for place in range(FRAGMENT)
     ]
 
 

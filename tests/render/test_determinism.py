@@ -92,7 +92,10 @@ def test_files_are_plain_text(files: dict[str, str]) -> None:
 UNORDERED = {  # lines of dsa_dcp.yaml in another order: order has no meaning there
     "parallel": ("{tp: 8, dcp: 8, interleave: 1,", "{interleave: 1, dcp: 8, tp: 8,"),
     "rounds": ("kv_norm: bf16, query_b: bf16", "query_b: bf16, kv_norm: bf16"),
-    "tactics": ("{tile_n: 64, split_k: 4}", "{split_k: 4, tile_n: 64}"),
+    "tactics": (
+        'packed_gemm: {"1-8": {tile_n: 32, tokens: 8}',
+        'packed_gemm: {"1-8": {tokens: 8, tile_n: 32}',
+    ),
     "table": ('{"1-32": one_shot, "33-64": two_shot}', '{"33-64": two_shot, "1-32": one_shot}'),
 }
 

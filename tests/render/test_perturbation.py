@@ -91,7 +91,9 @@ CHANGED: dict[str, list[Edit]] = {
     ],
     "stages.*.variants": [(TP, '{"1-32": mla_value, "33-64"', '{"1-16": mla_value, "17-64"')],
     "stages.*.options": [(TP, "{tie: low_id}", "{tie: high_id}")],
-    "stages.*.tactics": [(TP, "{tile_n: 64, split_k: 4}", "{tile_n: 32, split_k: 4}")],
+    "stages.*.tactics": [
+        (TP, 'packed_gemm: {"1-8": {tile_n: 32', 'packed_gemm: {"1-8": {tile_n: 64')
+    ],
     "stages.*.with": [
         (TP, O_PROJ, O_PROJ[:-1] + ", with: {gated: gated_rows}}"),
         (TP, "  gated:    {shape", "  gated_rows: {shape"),

@@ -1,0 +1,62 @@
+"""Random inputs and oracles of the weight-streaming products.
+
+Every product is judged in float64 from its BF16 inputs: y = x . W^T, rounded to BF16 once.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from kernel_cases import BF16_UNIT, DEVICE, NAN, Verdict, noise
+from torch import Tensor
+
+
+class GemmCase:
+    """y[rows, outputs] = BF16(x[rows, inputs] . w[outputs, inputs]^T)."""
+
+    queries = (1,)
+    variants = tuple({"tokens": tokens} for tokens in (8, 16, 32, 64))
+
+    def __init__(self, module: ModuleType):
+        self.module = module
+        self.x, self.w, self.y = (spec.name for spec in module.operands())
+
+    def inputs(self, rows: int, q: int) -> dict[str, Tensor]:
+        _, weights, _ = self.module.operands()
+        outputs, columns = weights.shape
+        scale = 10.0 ** float(torch.empty(1).uniform_(-2, 2))
+        return {
+            self.x: noise(rows, columns, scale=scale),
+            self.w: noise(outputs, columns, scale=columns**-0.5),
+            self.y: torch.full((rows, outputs), NAN, dtype=torch.bfloat16, device=DEVICE),
+        }
+
+    def check(self, given: dict[str, Tensor], done: dict[str, Tensor], q: int) -> Verdict:
+        x, w = given[self.x].double(), given[self.w].double()
+        expected, mass = x @ w.T, x.abs() @ w.abs().T
+        verdict = Verdict()
+        # One rounding to BF16, and FP32 sums whose error is far below 2^-20 of the mass.
+        verdict.within(self.y, done[self.y], expected, mass * 2.0**-12, BF16_UNIT * 1.01)
+        return verdict
+
+
+class PackedGemmCase(GemmCase):
+    """projected = BF16(hidden . packed^T)."""
+
+    class_name, outputs = "PackedGemm", ("projected",)
+
+
+class IndexGemmCase(GemmCase):
+    """index_q = BF16(q_c . index_q_b^T)."""
+
+    class_name, outputs = "IndexGemm", ("index_q",)
+
+
+class OProjCase(GemmCase):
+    """out = BF16(gated . o_proj^T)."""
+
+    class_name, outputs = "OProj", ("out",)
+
+
+CASES = {"packed_gemm": PackedGemmCase, "index_gemm": IndexGemmCase, "o_proj": OProjCase}
