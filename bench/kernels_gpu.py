@@ -25,11 +25,14 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from kernel_cases import CASES, DEVICE, NAN, Verdict, noise
+from kernel_cases import CASES as LAYER_CASES
+from kernel_cases import DEVICE, NAN, Verdict, noise
+from kernel_cases_scores import CASES as SCORES_CASES
 from torch import Tensor
 
 from kpipe.runtime.host.compile import compile_kernel, flags_of
 
+CASES = {**LAYER_CASES, **SCORES_CASES}
 ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
 QUERIES = (1, 4)
 REPLAYS = 50
@@ -90,7 +93,7 @@ class Bench:
                 self.record(name, all_flags, rows, q, "eager", case.check(given, done, q))
 
     def verify_captured(self) -> None:
-        """rms_norm -> dsa_index as a PDL chain, mla_value on a side stream, three layers deep.
+        """rms_norm, dsa_index, index_scores as a PDL chain, mla_value beside it, three layers deep.
 
         Inputs change and outputs are poisoned again between capture and replay.
         """
@@ -169,10 +172,11 @@ class Bench:
         """Median microseconds a launch: one after the other, and chained with itself under PDL."""
         chains = ({"pdl": False, "release": False}, {})
         for (name, case), rows in itertools.product(self.cases.items(), ROWS):
-            given = case.inputs(rows, 1)
+            inputs = getattr(case, "timed", case.inputs)
+            given = inputs(rows, 1)
             used = sum(tensor.numel() * tensor.element_size() for tensor in given.values())
             count = min(MAX_SETS, max(16, 4 * l2_bytes() // used + 1))
-            sets = [given, *(case.inputs(rows, 1) for _ in range(count - 1))]
+            sets = [given, *(inputs(rows, 1) for _ in range(count - 1))]
             for variant, chained in itertools.product(case.variants, chains):
                 kernel, flags = self.compiled(name, **variant, **chained)
                 kernel(*given.values())
@@ -237,6 +241,7 @@ def capture_layers(layers: list[dict], kernels: dict) -> torch.cuda.CUDAGraph:
                 launch(kernels, layer, "mla_value")
             launch(kernels, layer, "rms_norm")
             launch(kernels, layer, "dsa_index")
+            launch(kernels, layer, "index_scores")
             main.wait_stream(side)
     return graph
 

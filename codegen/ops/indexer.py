@@ -81,8 +81,14 @@ INDEX_SCORES = Contract(
     ),
     constants=("shard",),
     reference="indexer:index_scores",
-    limits=Limits(cache_formats=("index_fp8",), queries=(1, 2, 4)),
-    tile=("tile_keys",),
+    kernel="index_scores",
+    limits=Limits(
+        cache_formats=("index_fp8",),
+        pages=(64,),
+        queries=(1, 2, 4),
+        divides=(("index_dim", 16),),
+    ),
+    tile=("ctas", "groups", "stages"),
 )
 
 TOPK_SELECT = Contract(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cutlass import Float32, cute
+import cutlass
+from cutlass import Float32, Int32, cute
 
 WARP = cute.arch.WARP_SIZE
 """Lanes of a warp."""
@@ -22,6 +23,17 @@ def lanes_max(value: Float32, lanes: int = WARP) -> Float32:
     All 32 lanes of the warp must call it together.
     """
     return cute.arch.warp_reduction_max(Float32(value), threads_in_group=lanes)
+
+
+@cute.jit
+def lanes_scan(value: Int32) -> Int32:
+    """Sum over this lane and those before it. All 32 lanes of the warp must call it together."""
+    lane = cute.arch.lane_idx()
+    total = value
+    for step in cutlass.range_constexpr(WARP.bit_length() - 1):
+        below = cute.arch.shuffle_sync_up(total, 1 << step, mask_and_clamp=0)
+        total = total + (below if lane >= 1 << step else Int32(0))
+    return total
 
 
 @cute.jit

@@ -25,11 +25,17 @@ from kpipe.runtime.host.compile import (
 
 ROOT = Path(__file__).parents[2]
 ARCHS = ("sm_90a", "sm_100a")
-KERNELS = {"rms_norm": "RmsNorm", "dsa_index": "DsaIndex", "mla_value": "MlaValue"}
+KERNELS = {
+    "rms_norm": "RmsNorm",
+    "dsa_index": "DsaIndex",
+    "mla_value": "MlaValue",
+    "index_scores": "IndexScores",
+}
 WEIGHTS = {
     "rms_norm": {"q_norm"},
     "dsa_index": {"index_k_norm", "index_k_bias"},
     "mla_value": {"w_uv"},
+    "index_scores": set(),
 }
 KIMI = {
     "hidden": 7168,
@@ -85,7 +91,7 @@ def context(dims: dict[str, int]) -> dict:
 
 
 def render(folder: Path, geometry: str) -> None:
-    """Writes the three kernels of a geometry as real files."""
+    """Writes the kernels of a geometry as real files."""
     loader = FileSystemLoader(ROOT / "templates")
     options = {"undefined": StrictUndefined, "keep_trailing_newline": True}
     environment = Environment(loader=loader, autoescape=False, **options)
