@@ -88,7 +88,7 @@ class Bench:
                 if rows % q:
                     continue
                 kernel, all_flags = self.compiled(name, **flags)
-                given = case.inputs(rows, q)
+                given, case.flags = case.inputs(rows, q), all_flags
                 done = run_eager(kernel, given, case.outputs)
                 self.record(name, all_flags, rows, q, "eager", case.check(given, done, q))
 
@@ -114,6 +114,7 @@ class Bench:
             torch.cuda.synchronize()
             for layer, given in zip(layers, before, strict=True):
                 for name, case in self.cases.items():
+                    case.flags = kernels[name][1]
                     verdict = case.check(given[name], layer[name], q)
                     self.record(name, kernels[name][1], rows, q, "captured", verdict)
 

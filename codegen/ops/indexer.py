@@ -86,7 +86,7 @@ INDEX_SCORES = Contract(
         cache_formats=("index_fp8",),
         pages=(64,),
         queries=(1, 2, 4),
-        divides=(("index_dim", 16),),
+        divides=(("index_dim", 32),),
     ),
     tile=("ctas", "groups", "stages"),
 )

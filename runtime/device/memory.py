@@ -10,9 +10,6 @@ from cutlass import cute
 VECTOR_BYTES = 16
 """Widest access of one thread."""
 
-LINE_BYTES = 128
-"""A line of the L2 cache."""
-
 
 def vector_width(element_bytes: int, *extents: int) -> int:
     """Elements of the widest access that every extent (pitch, column offset, length) allows.
@@ -44,9 +41,3 @@ def load_words(row: cute.Tensor, index) -> cute.TensorSSA:
     width = VECTOR_BYTES * 8 // row.element_type.width
     vector = vector_at(row, index, width)
     return cute.recast_tensor(vector, cutlass.Uint32).load()
-
-
-def prefetch(row: cute.Tensor, index) -> None:
-    """Requests the cache line of `row[index]` into the L2 cache; reads nothing."""
-    address = (row.iterator + index).toint()
-    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address])

@@ -11,11 +11,11 @@ their scales.
 
 Grid     `ctas` CTAs, one an SM. The pages that the requests see form one list, request after
          request; every CTA takes an equal share of it, so any mix of lengths is balanced. The
-         last warp fetches the pages, the others score them, WARPS warps a page: a warp keeps the
-         query of one row in registers and takes q tiles of 16 keys, so the rows of a request
-         share the bytes of its keys.
-Loads    a page is one bulk copy into a ring of STAGES pages. E4M3 becomes FP16 without loss, the
-         tensor cores multiply FP16 and add in FP32: keys are their 16 rows, heads their columns.
+         last warp fetches the pages; `groups` groups of WARPS warps score one page each, 16 keys
+         a warp, against all rows of the request at once.
+Loads    a page is one bulk copy into a ring of `stages` pages. Codes of keys become FP16 (exactly)
+         in registers, those of the query in shared memory, once a request: the columns of the
+         product are the heads of all its rows, so that their keys are read and converted once.
 Wait     nothing here is static: all loads lie behind it, the release right behind it.
 Rounding FP32 sums: over INDEX_DIM in the tensor core, over a lane's heads in ascending order,
          then over the four lanes of a key. A score depends on its query and key alone.
@@ -23,14 +23,17 @@ Rounding FP32 sums: over INDEX_DIM in the tensor core, over a lane's heads in as
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint8, Uint32, cute
+from cutlass.cutlass_dsl import select_
 from cutlass.memory import SmemAllocator
 
-from kpipe.runtime.device import bulk, fp8, memory, mma, pdl, reduce, scalar, warpgroup
+from kpipe.runtime.device import bulk, fp8, memory, mma, page_share, pdl, reduce, scalar, warpgroup
 from kpipe.runtime.host.compile import Symbol, TensorSpec
+from kpipe.runtime.sharding import Shard
 
 INDEX_HEADS = 32
 INDEX_DIM = 128
@@ -40,8 +43,6 @@ FP32_BYTES = 4
 TOKEN_BYTES = INDEX_DIM + FP32_BYTES  # E4M3 codes and one scale
 KEY_BYTES = PAGE * INDEX_DIM  # of a page; the scales follow
 PAGE_BYTES = PAGE * TOKEN_BYTES
-SHARED_BYTES = 180 * 1024  # of the ring, at most
-MAX_STAGES = 18
 WARPS = warpgroup.WARPS  # that share a page
 HEAD_TILES = -(-INDEX_HEADS // mma.TILE_N)
 LANE_BYTES = INDEX_DIM // mma.GROUP_LANES  # of a key, or of a head's query
@@ -52,7 +53,11 @@ WORDS = LANE_BYTES // fp8.WORD_BYTES  # steps of the tensor core: one a word of 
 CODE_VECTORS = CHUNKS * mma.GROUP_LANES  # accesses of a head's query
 ROW_COLUMNS = HEAD_TILES * mma.TILE_N  # columns of the product for one row
 MAX_QUERIES = 4
-LINE_ENTRIES = memory.LINE_BYTES // 4  # i32 of a cache line
+OPERAND_WORDS = warpgroup.operand_words(MAX_QUERIES * ROW_COLUMNS, WORDS)
+SHARED_BYTES = 224 * 1024  # of ring and query; the rest of an SM's holds weights and barriers
+MAX_STAGES = (SHARED_BYTES - OPERAND_WORDS * fp8.WORD_BYTES) // PAGE_BYTES
+BANK_TILES = 2 - HEAD_TILES % 2  # tiles of the product whose weights are one access
+GROUPS = (1, 2, 3)
 SCORERS = 1  # the barrier of the warps that score
 
 
@@ -83,7 +88,11 @@ class IndexScores:
     pdl:      launch with the attribute that lets this grid start before its predecessor ends.
     rank, ranks, interleave: this rank's share of every context, as runtime.sharding.Shard has it.
     ctas:     CTAs of the grid, a multiple of the SMs.
-    groups:   pages that a CTA scores at a time.
+    groups:   pages that a CTA scores at a time, 1 to 3.
+    stages:   pages of the ring.
+    product:  f16, exact but for the FP32 sum; or e4m3, which multiplies the codes as they are
+              (sm_90a only): faster where rows share keys, but Hopper then keeps some 14 bits of a
+              sum, an error of 2^-14 or less of the sum of all magnitudes.
     """
 
     release: bool = True
@@ -93,9 +102,36 @@ class IndexScores:
     interleave: int = 1
     ctas: int = 132
     groups: int = 3
-    stages: int = 18
-    evict: bool = True
-    warm: bool = True
+    stages: int = min(9, MAX_STAGES)
+    product: str = "f16"
+
+    def __post_init__(self) -> None:
+        if self.groups not in GROUPS:
+            raise ValueError(f"groups {self.groups} is none of {', '.join(map(str, GROUPS))}")
+        if not self.groups <= self.stages <= MAX_STAGES:
+            raise ValueError(
+                f"stages {self.stages} is outside {self.groups}..{MAX_STAGES}: a stage a group, "
+                "all in shared memory"
+            )
+        if self.ctas < 1:
+            raise ValueError(f"ctas {self.ctas}: at least one is needed")
+        if self.product not in warpgroup.KINDS:
+            known = ", ".join(warpgroup.KINDS)
+            raise ValueError(f"unknown product {self.product!r}; choose from {known}")
+        self.shard  # noqa: B018  refuses what is no share
+
+    @property
+    def shard(self) -> Shard:
+        """This rank's share of every context."""
+        return Shard(self.rank, self.ranks, self.interleave)
+
+    @property
+    def ring(self) -> int:
+        """Pages of the ring: `stages`, rounded down so that a place always serves one group.
+
+        Else a group could wait for a phase two ahead of the barrier, which returns at once.
+        """
+        return self.stages // self.groups * self.groups
 
     @cute.jit
     def __call__(
@@ -109,14 +145,7 @@ class IndexScores:
         stream,
     ):
         pages = index_table.shape[0] * index_table.shape[1]
-        self.index_scores(
-            index_q8=index_q8,
-            index_w=index_w,
-            index_kv=index_kv,
-            index_table=index_table,
-            lengths=lengths,
-            scores=scores,
-        ).launch(
+        self.index_scores(index_q8, index_w, index_kv, index_table, lengths, scores).launch(
             grid=[cutlass.min(pages, self.ctas), 1, 1],
             block=[self._scorers() + reduce.WARP, 1, 1],
             stream=stream,
@@ -134,15 +163,14 @@ class IndexScores:
         scores: cute.Tensor,
     ):
         fetches = cute.arch.make_warp_uniform(cute.arch.warp_idx()) == self.groups * WARPS
-        stages = self._stages()
-        columns = MAX_QUERIES * ROW_COLUMNS
-        operand = cute.make_layout(warpgroup.operand_words(columns, WORDS))
+        stages = self.ring
         shared = SmemAllocator()
+        query = shared.allocate_tensor(Uint32, cute.make_layout(OPERAND_WORDS), warpgroup.ALIGNMENT)
         ring = shared.allocate_tensor(
             Uint8, cute.make_layout((stages, PAGE_BYTES), stride=(PAGE_BYTES, 1)), 128
         )
-        query = shared.allocate_tensor(Uint32, operand, 128)
-        weights = shared.allocate_tensor(Float32, cute.make_layout(columns), memory.VECTOR_BYTES)
+        columns = cute.make_layout(MAX_QUERIES * ROW_COLUMNS)
+        weights = shared.allocate_tensor(Float32, columns, memory.VECTOR_BYTES)
         filled = shared.allocate_array(Int64, stages)
         drained = shared.allocate_array(Int64, stages)
         if fetches:
@@ -151,14 +179,12 @@ class IndexScores:
                 bulk.make_ready(filled + place, 1, 1)
                 bulk.make_ready(drained + place, 1, WARPS)
                 bulk.fence_ready()
-            if cutlass.const_expr(self.warm):
-                self._warm(index_table, lengths)
 
         pdl.wait()
         if cutlass.const_expr(self.release):
             pdl.release()
         reach = cutlass.min(index_table.shape[1] * PAGE, scores.shape[1])
-        share = self._share(lengths, reach)
+        share = page_share.share(lengths, reach, PAGE, self.shard)
         cute.arch.sync_threads()
         queries = index_q8.shape[0] // lengths.shape[0]
         scoring = (index_q8, index_w, lengths, scores, reach, ring, query, weights)
@@ -171,65 +197,9 @@ class IndexScores:
         else:
             self._score(*scoring, filled, drained, share, MAX_QUERIES)
 
-    def _stages(self) -> int:
-        """Pages of the ring. A place of the ring always serves the same group: waiting for a
-        phase two ahead of the barrier would return at once."""
-        return min(self.stages, SHARED_BYTES // PAGE_BYTES) // self.groups * self.groups
-
     def _scorers(self) -> int:
         """Threads that score."""
         return self.groups * WARPS * reduce.WARP
-
-    def _keys(self, visible) -> Int32:
-        """How many of the first `visible` keys this rank holds."""
-        visible = cutlass.max(visible, 0)
-        if self.ranks == 1:
-            return visible
-        period = self.ranks * self.interleave
-        rest = visible % period - self.rank * self.interleave
-        whole = visible // period * self.interleave
-        return whole + cutlass.min(cutlass.max(rest, 0), self.interleave)
-
-    def _pages(self, lengths: cute.Tensor, request, reach) -> Int32:
-        """Pages that a request sees here."""
-        keys = cutlass.min(self._keys(lengths[request]), reach)
-        return (keys + PAGE - 1) // PAGE
-
-    @cute.jit
-    def _warm(self, index_table: cute.Tensor, lengths: cute.Tensor):
-        """Brings table and lengths into the L2 cache; reads no value, so it may precede the wait."""
-        ctas = cute.arch.grid_dim()[0]
-        first = cute.arch.block_idx()[0] * reduce.WARP + cute.arch.lane_idx()
-        lines = (index_table.shape[1] + LINE_ENTRIES - 1) // LINE_ENTRIES
-        for line in range(first, index_table.shape[0] * lines, ctas * reduce.WARP):
-            memory.prefetch(index_table[line // lines, None], line % lines * LINE_ENTRIES)
-        for line in range(first, (lengths.shape[0] + LINE_ENTRIES - 1) // LINE_ENTRIES, ctas * reduce.WARP):
-            memory.prefetch(lengths, line * LINE_ENTRIES)
-
-    @cute.jit
-    def _share(self, lengths: cute.Tensor, reach):
-        """This CTA's share of the list of pages: how many, and where the first one is.
-
-        The place is a request and a page counted from its first one, which may lie in one of the
-        next requests; each lane counts the pages of a run of requests.
-        """
-        lane = cute.arch.lane_idx()
-        requests = lengths.shape[0]
-        run = (requests + reduce.WARP - 1) // reduce.WARP
-        pages = Int32(0)
-        for request in range(lane * run, cutlass.min(lane * run + run, requests)):
-            pages = pages + self._pages(lengths, request, reach)
-        end = reduce.lanes_scan(pages)
-        total = cute.arch.shuffle_sync(end, reduce.WARP - 1)
-        # The first `total % ctas` shares have one page more than the others.
-        cta = cute.arch.block_idx()[0]
-        ctas = cute.arch.grid_dim()[0]
-        first = total // ctas * cta + cutlass.min(total % ctas, cta)
-        count = total // ctas + (1 if cta < total % ctas else 0)
-        passed = end <= first
-        lanes = cute.arch.popc(cute.arch.vote_ballot_sync(passed))
-        begin = cute.arch.warp_redux_sync(end if passed else Int32(0), "max")
-        return count, lanes * run, first - begin
 
     @cute.jit
     def _fetch(
@@ -246,10 +216,10 @@ class IndexScores:
         """Copies the share's pages into the ring, in their order."""
         lane = cute.arch.lane_idx()
         count, request, page = share
-        stages = self._stages()
+        stages = self.ring
         number = Int32(0)
         while number < count:
-            pages = self._pages(lengths, request, reach)
+            pages = page_share.pages_of(lengths[request], reach, PAGE, self.shard)
             end = cutlass.min(pages, page + count - number)
             while page < end:
                 entry = index_table[request, cutlass.min(page + lane, end - 1)]
@@ -263,7 +233,7 @@ class IndexScores:
                         source = cute.make_tensor(
                             index_kv[block, None, None].iterator, cute.make_layout(PAGE_BYTES)
                         )
-                        bulk.copy_run(source, ring[stage, None], filled + stage, self.evict)
+                        bulk.copy_run(source, ring[stage, None], filled + stage, once=True)
                     number = number + 1
                 page = page + entries
             request = request + 1
@@ -287,18 +257,18 @@ class IndexScores:
     ):
         """Scores the share's pages that fall to this warp's group, against `queries` rows."""
         count, request, page = share
-        stages = self._stages()
+        stages = self.ring
         group = cute.arch.warp_idx() // WARPS
         number = Int32(0)  # of the first page of this request in the share
         while number < count:
-            pages = self._pages(lengths, request, reach)
+            pages = page_share.pages_of(lengths[request], reach, PAGE, self.shard)
             end = cutlass.min(pages, page + count - number)
             if page < end:
                 turns = self._own_turns(queries)
                 targets = [scores[request * queries + turn, None] for turn in turns]
-                visible = [
-                    self._visible(lengths[request] - (queries - 1 - turn), reach) for turn in turns
-                ]
+                length = lengths[request] - (queries - 1)  # keys of the request's first row
+                seen = [page_share.keys_here(length + turn, self.shard) for turn in turns]
+                visible = [cutlass.min(keys, reach) for keys in seen]
                 self._sync_scorers()  # nobody reads the query of the request before
                 self._load_query(index_q8, index_w, request, query, weights, queries)
                 self._sync_scorers()
@@ -307,15 +277,16 @@ class IndexScores:
                     stage = place % stages
                     bulk.wait(filled + stage, place // stages % 2)
                     keys, scale = self._load_keys(ring[stage, None])
-                    cute.arch.sync_warp()
-                    if cute.arch.lane_idx() == 0:
-                        bulk.arrive(drained + stage)
-                    totals = self._weighted_sums(keys, query, weights, queries)
                     position = (page + place - number) * PAGE + self._own_key()
-                    sums = self._sum_over_lanes(totals)
+                    sums = self._sum_over_lanes(self._weighted_sums(keys, query, weights, queries))
                     for own in cutlass.range_constexpr(len(sums)):
                         if position < visible[own]:
                             targets[own][position] = sums[own] * scale
+                    # Not before what came from the stage has been used: loads that are merely
+                    # issued would race with the next copy.
+                    cute.arch.sync_warp()
+                    if cute.arch.lane_idx() == 0:
+                        bulk.arrive(drained + stage)
             number = number + cutlass.max(end - page, 0)
             request = request + 1
             page = cutlass.max(page - pages, 0)
@@ -335,17 +306,17 @@ class IndexScores:
             head = cutlass.min(column % ROW_COLUMNS, INDEX_HEADS - 1)
             source = memory.vector_at(index_q8[row, head, None], vector, CHUNK)
             codes = cute.recast_tensor(source, Uint32).load()
-            chunk, lane = vector // mma.GROUP_LANES, vector % mma.GROUP_LANES
+            first_word, lane = vector // mma.GROUP_LANES * CHUNK_WORDS, vector % mma.GROUP_LANES
             for word in range(CHUNK_WORDS):
-                step = chunk * CHUNK_WORDS + word
-                for half, pair in enumerate(fp8.unpack_e4m3(codes[word])):
-                    query[warpgroup.word_of(n, column, step, half, lane)] = pair
+                step = first_word + word
+                warpgroup.store_b(query, n, column, step, lane, codes[word], self.product)
         for first in range(0, n, self._scorers()):
             column = cutlass.min(first + thread, n - 1)
             row = request * queries + column // ROW_COLUMNS
             head = column % ROW_COLUMNS
             weight = index_w[row, cutlass.min(head, INDEX_HEADS - 1)] * Float32(0.5)
-            weights[column] = scalar.select(head < INDEX_HEADS, weight, Float32(0.0))
+            weight = scalar.select(head < INDEX_HEADS, weight, Float32(0.0))
+            weights[self._weight_place(column)] = weight
         warpgroup.fence_operand()
 
     def _load_keys(self, stage: cute.Tensor) -> tuple:
@@ -358,65 +329,69 @@ class IndexScores:
         )
         group, group_lane = mma.fragment_place(cute.arch.lane_idx())
         key = cute.arch.warp_idx() % WARPS * mma.TILE_M + group
-        upper = self._load_codes(codes[key, None], group_lane)
-        lower = self._load_codes(codes[key + mma.HALF_M, None], group_lane)
+        upper = self._load_key(codes[key, None], group, group_lane)
+        lower = self._load_key(codes[key + mma.HALF_M, None], group, group_lane)
         return list(zip(upper, lower, strict=True)), scales[self._own_key()]
 
-    def _load_codes(self, row: cute.Tensor, group_lane) -> list[Uint32]:
-        """This lane's words of the INDEX_DIM codes of `row`."""
-        words = []
-        for chunk in range(CHUNKS):
-            vector = memory.vector_at(row, chunk * mma.GROUP_LANES + group_lane, CHUNK)
-            loaded = cute.recast_tensor(vector, Uint32).load()
-            words += [loaded[place] for place in range(CHUNK_WORDS)]
-        return words
+    def _load_key(self, row: cute.Tensor, group, group_lane) -> list[Uint32]:
+        """This lane's words of the INDEX_DIM codes of `row`, the group-th of its warp.
 
-    def _visible(self, seen, reach) -> Int32:
-        """Keys here of the first `seen`."""
-        return cutlass.min(self._keys(seen), reach)
+        Neighbouring rows lie in the same banks: odd ones load their chunks in the other order.
+        """
+        swap = CHUNKS % 2 == 0
+        odd = group % 2 if swap else 0
+        chunks = []
+        for chunk in range(CHUNKS):
+            place = (chunk ^ odd if swap else chunk) * mma.GROUP_LANES + group_lane
+            loaded = cute.recast_tensor(memory.vector_at(row, place, CHUNK), Uint32).load()
+            chunks.append([loaded[word] for word in range(CHUNK_WORDS)])
+        if swap:
+            for first in range(0, CHUNKS, 2):
+                pairs = list(zip(chunks[first], chunks[first + 1], strict=True))
+                chunks[first] = [Uint32(select_(odd == 1, b, a)) for a, b in pairs]
+                chunks[first + 1] = [Uint32(select_(odd == 1, a, b)) for a, b in pairs]
+        return [word for chunk in chunks for word in chunk]
 
     def _own_key(self) -> Int32:
         """The key of the page whose score this lane ends up with."""
         group, group_lane = mma.fragment_place(cute.arch.lane_idx())
         return cute.arch.warp_idx() % WARPS * mma.TILE_M + group + mma.HALF_M * (group_lane % 2)
 
+    def _weight_place(self, column) -> Int32:
+        """Where a column's weight lies: a lane's columns of BANK_TILES tiles side by side."""
+        tile, inner = column // mma.TILE_N, column % mma.TILE_N
+        bank = tile // BANK_TILES * mma.GROUP_LANES + inner // 2
+        return (bank * BANK_TILES + tile % BANK_TILES) * 2 + inner % 2
+
     def _weighted_sums(self, keys, query, weights, queries: int) -> list:
         """For each row, this lane's part of the sums over the heads, for its two keys."""
-        fragments = []
-        for upper, lower in keys:
-            upper_low, upper_high = fp8.unpack_e4m3(upper)
-            lower_low, lower_high = fp8.unpack_e4m3(lower)
-            fragments.append((upper_low, lower_low, upper_high, lower_high))
-        dots = warpgroup.product(fragments, query, queries * ROW_COLUMNS)
+        n = queries * ROW_COLUMNS
+        dots = warpgroup.product(warpgroup.operand_a(keys, self.product), query, n, self.product)
         group_lane = cute.arch.lane_idx() % mma.GROUP_LANES
         totals = [[Float32(0.0), Float32(0.0)] for _ in range(queries)]
-        for tile, values in enumerate(dots):
-            pair = memory.vector_at(weights, tile * mma.GROUP_LANES + group_lane, 2).load()
-            total = totals[tile // HEAD_TILES]
-            for place, value in enumerate(values):
+        for first in range(0, len(dots), BANK_TILES):
+            place = first // BANK_TILES * mma.GROUP_LANES + group_lane
+            bank = memory.vector_at(weights, place, 2 * BANK_TILES).load()
+            total = totals[first // HEAD_TILES]
+            for tile, place in itertools.product(range(BANK_TILES), range(mma.TILE_N // 2)):
                 # x + |x| is twice the ReLU, exactly, and cheaper than a maximum.
-                positive = value + cute.math.absf(value)
-                total[place // 2] = cute.math.fma(pair[place % 2], positive, total[place // 2])
+                positive = dots[first + tile][place] + cute.math.absf(dots[first + tile][place])
+                weight = bank[2 * tile + place % 2]
+                total[place // 2] = cute.math.fma(weight, positive, total[place // 2])
         return totals
 
     def _sum_over_lanes(self, totals: list) -> list[Float32]:
         """Sums over the four lanes of a key: of its own key and turns in each lane."""
         odd = cute.arch.lane_idx() % 2 == 1
-        pairs = [self._exchange(upper, lower, odd, 1) for upper, lower in totals]
+        pairs = [reduce.lanes_exchange(upper, lower, odd, 1) for upper, lower in totals]
         if len(pairs) == 1:
             return [pairs[0] + cute.arch.shuffle_sync_bfly(pairs[0], 2)]
         later = cute.arch.lane_idx() % mma.GROUP_LANES >= 2
         half = len(pairs) // 2
         return [
-            self._exchange(first, second, later, 2)
+            reduce.lanes_exchange(first, second, later, 2)
             for first, second in zip(pairs[:half], pairs[half:], strict=True)
         ]
-
-    def _exchange(self, first: Float32, second: Float32, wants_second, distance: int) -> Float32:
-        """This lane's and its partner's part of the one that this lane wants, added."""
-        kept = scalar.select(wants_second, second, first)
-        given = scalar.select(wants_second, first, second)
-        return kept + cute.arch.shuffle_sync_bfly(given, distance)
 
     def _own_turns(self, queries: int) -> list[Int32]:
         """The rows of the request whose scores this lane ends up with."""
