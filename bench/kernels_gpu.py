@@ -28,11 +28,12 @@ import torch
 from gemm_cases import CASES as GEMM_CASES
 from kernel_cases import CASES as SMALL_CASES
 from kernel_cases import DEVICE, NAN, Verdict, noise
+from kernel_cases_scores import CASES as SCORES_CASES
 from torch import Tensor
 
 from kpipe.runtime.host.compile import compile_kernel, flags_of
 
-CASES = {**SMALL_CASES, **GEMM_CASES}
+CASES = {**SMALL_CASES, **GEMM_CASES, **SCORES_CASES}
 SIDE = ("mla_value",)
 """Kernels that run beside the others in a captured layer."""
 ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
@@ -90,7 +91,7 @@ class Bench:
                 if rows % q:
                     continue
                 kernel, all_flags = self.compiled(name, **flags)
-                given = case.inputs(rows, q)
+                given, case.flags = case.inputs(rows, q), all_flags
                 done = run_eager(kernel, given, case.outputs)
                 self.record(name, all_flags, rows, q, "eager", case.check(given, done, q))
 
@@ -116,6 +117,7 @@ class Bench:
             torch.cuda.synchronize()
             for layer, given in zip(layers, before, strict=True):
                 for name, case in self.cases.items():
+                    case.flags = kernels[name][1]
                     verdict = case.check(given[name], layer[name], q)
                     self.record(name, kernels[name][1], rows, q, "captured", verdict)
 
@@ -174,10 +176,11 @@ class Bench:
         """Median microseconds a launch: one after the other, and chained with itself under PDL."""
         chains = ({"pdl": False, "release": False}, {})
         for (name, case), rows in itertools.product(self.cases.items(), ROWS):
-            given = case.inputs(rows, 1)
+            inputs = getattr(case, "timed", case.inputs)
+            given = inputs(rows, 1)
             used = sum(tensor.numel() * tensor.element_size() for tensor in given.values())
             count = min(MAX_SETS, max(16, 4 * l2_bytes() // used + 1))
-            sets = [given, *(case.inputs(rows, 1) for _ in range(count - 1))]
+            sets = [given, *(inputs(rows, 1) for _ in range(count - 1))]
             for variant, chained in itertools.product(case.variants, chains):
                 kernel, flags = self.compiled(name, **variant, **chained)
                 kernel(*given.values())

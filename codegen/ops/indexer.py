@@ -9,6 +9,7 @@ from .contract import (
     Flag,
     Limits,
     Option,
+    Path,
     Release,
     cache,
     mailbox,
@@ -74,15 +75,21 @@ INDEX_SCORES = Contract(
     operands=(
         reads("index_q8", "rows, index_heads, index_dim", "fp8", type=REPLICATED),
         reads("index_w", "rows, index_heads", "fp32", type=REPLICATED),
-        cache("index_kv", Access.READ),
+        cache("index_kv", Access.READ, path=Path.ASYNC),
         step("index_table", "requests, index_pages", "i32", type=BY_POSITION),
         step("lengths", "requests", "i32", type=LENGTHS),
         writes("scores", "rows, context", "fp32", type=BY_POSITION),
     ),
     constants=("shard",),
     reference="indexer:index_scores",
-    limits=Limits(cache_formats=("index_fp8",), queries=(1, 2, 4)),
-    tile=("tile_keys",),
+    kernel="index_scores",
+    limits=Limits(
+        cache_formats=("index_fp8",),
+        pages=(64,),
+        queries=(1, 2, 4),
+        divides=(("index_dim", 32),),
+    ),
+    tile=("ctas", "groups", "stages"),
 )
 
 TOPK_SELECT = Contract(

@@ -114,7 +114,8 @@ class DsaDcpLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-        )  # :75
+            release=False,
+        )  # :75 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :75
@@ -172,8 +173,15 @@ class DsaDcpLayer(Layer):
         )  # :75 held: index_gemm reads `q_c` by TMA, behind no proxy fence
         self.index_gemm(at.q_c, at.index_q)  # :75
         self.dsa_index(
-            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :75
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :75 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :75
@@ -237,7 +245,8 @@ class DsaDcpLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-        )  # :75
+            release=False,
+        )  # :75 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :75
@@ -297,8 +306,15 @@ class DsaDcpLayer(Layer):
         )  # :75 held: index_gemm reads `q_c` by TMA, behind no proxy fence
         self.index_gemm(at.q_c, at.index_q)  # :75
         self.dsa_index(
-            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :75
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :75 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :75
@@ -353,8 +369,15 @@ class DsaDcpLayer(Layer):
         self.query_norm(at.q_a, at.q_c, release=False)
         self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
-            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :68
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :68 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :68
@@ -410,8 +433,15 @@ class DsaDcpLayer(Layer):
         self.query_norm(at.q_a, at.q_c, release=False)
         self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
-            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :68
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :68 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :68
@@ -468,8 +498,15 @@ class DsaDcpLayer(Layer):
         self.query_norm(at.q_a, at.q_c, release=False)
         self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
-            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :68
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :68 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :68
@@ -527,8 +564,15 @@ class DsaDcpLayer(Layer):
         self.query_norm(at.q_a, at.q_c, release=False)
         self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
-            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :68
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :68 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :68
@@ -585,8 +629,15 @@ class DsaDcpLayer(Layer):
         self.query_norm(at.q_a, at.q_c, release=False)
         self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
-            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :68
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :68 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :68

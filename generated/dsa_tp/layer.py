@@ -97,8 +97,15 @@ class DsaTpLayer(Layer):
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
         self.index_front(
-            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :69
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            q_a=at.q_a,
+            release=False,
+        )  # :69 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :69
@@ -128,8 +135,15 @@ class DsaTpLayer(Layer):
         self.query_norm(at.q_a, at.q_c, release=False)
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
-            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :63
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :63 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :63
@@ -159,8 +173,15 @@ class DsaTpLayer(Layer):
         self.query_norm(at.q_a, at.q_c, release=False)
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
-            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :63
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :63 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :63
@@ -191,8 +212,15 @@ class DsaTpLayer(Layer):
         self.query_norm(at.q_a, at.q_c, release=False)
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
-            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :63
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :63 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :63
@@ -223,8 +251,15 @@ class DsaTpLayer(Layer):
         side.wait_stream(main)
         self.index_gemm(at.q_c, at.index_q)  # :66
         self.dsa_index(
-            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :66
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :66 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :66
@@ -255,8 +290,15 @@ class DsaTpLayer(Layer):
         side.wait_stream(main)
         self.index_gemm(at.q_c, at.index_q)  # :66
         self.dsa_index(
-            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :66
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :66 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :66
@@ -282,8 +324,15 @@ class DsaTpLayer(Layer):
         # dsa_tp.yaml:77 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         self.index_front(
-            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :77
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            q_a=at.q_a,
+            release=False,
+        )  # :77 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :77

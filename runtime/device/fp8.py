@@ -6,6 +6,9 @@ from math import gcd
 
 import cutlass
 from cutlass import Float32, Uint32, cute
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 E4M3_MAX = 448.0
 """Largest finite E4M3 magnitude."""
@@ -19,6 +22,12 @@ _WORDS = {1: cutlass.Uint8, 2: cutlass.Uint16, 4: cutlass.Uint32}
 _MANTISSA = 0x007F_FFFF
 _EXPONENT = 0x7F80_0000
 _EXPONENT_OF_INVERSE = 0x7F00_0000  # exponent fields of x and 1/x add up to 254
+
+
+_UNPACK = (
+    "{ .reg .b16 low, high; mov.b32 {low, high}, $2; "
+    "cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }"
+)
 
 
 def _bits(value: Float32) -> Uint32:
@@ -53,3 +62,21 @@ def store_e4m3(values: cute.TensorSSA, codes: cute.Tensor) -> None:
     word = _WORDS[gcd(cute.size(codes), WORD_BYTES)]
     packed = values.to(cutlass.Float8E4M3FN).bitcast(word)
     cute.recast_tensor(codes, word).store(packed)
+
+
+@dsl_user_op
+def unpack_e4m3(word: Uint32, *, loc=None, ip=None) -> tuple[Uint32, Uint32]:
+    """The four E4M3 codes of a word as FP16, without loss: (bytes 0 and 1, bytes 2 and 3)."""
+    result = llvm.inline_asm(
+        ir.Type.parse("!llvm.struct<(i32, i32)>"),
+        [word.ir_value(loc=loc, ip=ip)],
+        _UNPACK,
+        "=r,=r,r",
+        has_side_effects=False,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    low, high = (llvm.extractvalue(T.i32(), result, [half], loc=loc, ip=ip) for half in (0, 1))
+    return Uint32(low), Uint32(high)

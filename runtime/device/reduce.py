@@ -1,8 +1,11 @@
-"""Sums and maxima over the lanes of a warp, and sums over a CTA."""
+"""Sums, maxima and running sums over the lanes of a warp, and sums over a CTA."""
 
 from __future__ import annotations
 
-from cutlass import Float32, cute
+import cutlass
+from cutlass import Boolean, Float32, Int32, cute
+
+from . import scalar
 
 WARP = cute.arch.WARP_SIZE
 """Lanes of a warp."""
@@ -22,6 +25,30 @@ def lanes_max(value: Float32, lanes: int = WARP) -> Float32:
     All 32 lanes of the warp must call it together.
     """
     return cute.arch.warp_reduction_max(Float32(value), threads_in_group=lanes)
+
+
+@cute.jit
+def lanes_scan(value: Int32) -> Int32:
+    """Sum over this lane and those before it. All 32 lanes of the warp must call it together."""
+    lane = cute.arch.lane_idx()
+    total = value
+    for step in cutlass.range_constexpr(WARP.bit_length() - 1):
+        below = cute.arch.shuffle_sync_up(total, 1 << step, mask_and_clamp=0)
+        total = total + (below if lane >= 1 << step else Int32(0))
+    return total
+
+
+def lanes_exchange(
+    first: Float32, second: Float32, wants_second: Boolean, distance: int
+) -> Float32:
+    """The one of two values that this lane wants, its own part and its partner's added.
+
+    Lanes `distance` apart (a power of two) are partners; they want different ones. Half the
+    shuffles of two sums over the pair. All 32 lanes of the warp must call it together.
+    """
+    kept = scalar.select(wants_second, second, first)
+    given = scalar.select(wants_second, first, second)
+    return kept + cute.arch.shuffle_sync_bfly(given, distance)
 
 
 @cute.jit

@@ -32,6 +32,7 @@ KERNELS = {
     "packed_gemm": "PackedGemm",
     "index_gemm": "IndexGemm",
     "o_proj": "OProj",
+    "index_scores": "IndexScores",
 }
 WEIGHTS = {
     "rms_norm": {"q_norm"},
@@ -40,6 +41,7 @@ WEIGHTS = {
     "packed_gemm": {"packed"},
     "index_gemm": {"index_q_b"},
     "o_proj": {"o_proj"},
+    "index_scores": set(),
 }
 MAPPED = {"packed_gemm", "index_gemm", "o_proj"}
 """Kernels whose two inputs travel as maps for the copy engine."""
