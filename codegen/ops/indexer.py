@@ -99,7 +99,10 @@ TOPK_SELECT = Contract(
     options=(_TIE,),
     constants=("top_k",),
     reference="select:topk_select",
-    limits=Limits(dcp=False),
+    kernel="topk_select",
+    release=Release.AFTER_LOADS,
+    limits=Limits(dcp=False, divides=(("top_k", 4), ("context", 4))),
+    tile=("parts",),
 )
 
 _CANDIDATES = "dcp, rows_cap, top_k, 2"
