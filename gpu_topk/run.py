@@ -29,7 +29,7 @@ def timed(k, rows, length, n=20):
         a.record(); g.replay(); b.record(); torch.cuda.synchronize(); ts.append(a.elapsed_time(b)*1000/len(sets))
     ts.sort(); return ts[len(ts)//2]
 for parts in (8,4,2):
-    for pdl in (False, True):
+    for pdl in (True,):
         k = comp(parts=parts, pdl=pdl, release=pdl)
         for length in (2048, 8192, 32768, 131072):
             print("parts", parts, "pdl", pdl, length, " ".join(f"{r}:{timed(k,r,length):.1f}" for r in (1,4,16,64)), flush=True)

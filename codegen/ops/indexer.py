@@ -101,7 +101,7 @@ TOPK_SELECT = Contract(
     reference="select:topk_select",
     kernel="topk_select",
     release=Release.AFTER_LOADS,
-    limits=Limits(dcp=False, divides=(("top_k", 4), ("context", 4))),
+    limits=Limits(dcp=False, divides=(("context", 128),)),
     tile=("parts",),
 )
 

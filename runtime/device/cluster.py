@@ -29,3 +29,19 @@ def load(tensor: cute.Tensor, index, rank):
         read_only_args=[address],
     )
     return word
+
+
+def add(tensor: cute.Tensor, index, value: Uint32, rank) -> None:
+    """Adds to word `index` of what is the uint32 `tensor` here, in the CTA of that rank, at once.
+
+    Integers only: sums of whole numbers do not depend on the order.
+    """
+    address = inline_ptx(
+        "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Uint32],
+        read_only_args=[(tensor.iterator + index).toint(), Int32(rank)],
+    )
+    inline_ptx(
+        "red.relaxed.cluster.shared::cluster.add.u32 [{$r0}], {$r1};",
+        read_only_args=[address, value],
+    )

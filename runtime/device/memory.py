@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import gcd
 
 import cutlass
-from cutlass import cute
+from cutlass import Boolean, Uint32, cute
+from cutlass.cute.arch import inline_ptx
 
 VECTOR_BYTES = 16
 """Widest access of one thread."""
@@ -41,3 +42,15 @@ def load_words(row: cute.Tensor, index) -> cute.TensorSSA:
     width = VECTOR_BYTES * 8 // row.element_type.width
     vector = vector_at(row, index, width)
     return cute.recast_tensor(vector, cutlass.Uint32).load()
+
+
+def add_shared(counters: cute.Tensor, index, value: Uint32, condition: Boolean) -> None:
+    """Adds to word `index` of uint32 counters in shared memory, at once, where `condition` holds.
+
+    No branch, and nothing is returned, so that additions of one lane do not wait for each other.
+    """
+    inline_ptx(
+        "red.shared.add.u32 [{$r0}], {$r1};",
+        read_only_args=[(counters.iterator + index).toint(), value],
+        predicate=condition,
+    )

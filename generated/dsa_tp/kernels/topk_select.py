@@ -13,7 +13,9 @@ sees max(lengths[r] - q + 1 + i, 0) keys, with q = rows / requests.
 Grid     (parts, rows); the `parts` CTAs of a row are a cluster and share its keys evenly, every
          warp a run of neighbouring ones.
 Search   radix select: three histograms over 11, 11 and 10 bits of the order-preserving integer of
-         a score; each is summed over the cluster in distributed shared memory.
+         a score. The bins are spread over the cluster: every CTA adds its counts to the bins'
+         owners, and the sums of all owners' stretches to everybody, so that one cluster barrier
+         a histogram is enough.
 Places   follow from counts: keys chosen by lower parts, lower warps and lower lanes come first,
          so that the list does not depend on timing.
 Wait     nothing is static; the wait comes first, the release behind the last scores.
@@ -42,15 +44,25 @@ DIGITS = (11, 11, 10)
 """Bits of the histograms, from the highest down."""
 
 BINS = 2 ** max(DIGITS)
+MAX_PARTS = 8
 VECTOR = memory.vector_width(4, CONTEXT)
 """Scores of one load."""
 
-STEP = reduce.WARP * VECTOR
-"""Neighbouring scores that a warp takes at once."""
+UNROLL = 2
+"""Loads of a lane that are in flight together."""
 
-KEY_OF_MINUS_INFINITY = 0x007F_FFFF
-SIGN = 0x8000_0000
-INFINITY = 0x7F80_0000
+RUN = reduce.WARP * VECTOR
+RUNS = range(UNROLL)
+LOW_HALF = 0xFFFF
+STEP = UNROLL * RUN
+"""Neighbouring scores that a warp takes at once, in UNROLL runs."""
+
+
+OUTSIDE = 0
+"""Key of a place behind the last score: below that of -inf."""
+
+SIGN = -(2**31)
+INFINITY = float("inf")
 NOTHING = -1
 
 
@@ -122,11 +134,20 @@ class TopkSelect:
         part, row, _ = cute.arch.block_idx()
         shared = SmemAllocator()
         histogram = shared.allocate_tensor(Uint32, cute.make_layout(BINS), 16)
-        totals = shared.allocate_tensor(Uint32, cute.make_layout(BINS // self.parts), 16)
-        segment = shared.allocate_tensor(Uint32, cute.make_layout(1), 16)
+        width = BINS // self.parts
+        rounds = len(DIGITS)
+        totals = shared.allocate_tensor(Uint32, cute.make_layout((width, rounds)), 16)
+        stretches = shared.allocate_tensor(Uint32, cute.make_layout((MAX_PARTS, rounds)), 16)
+        sums = shared.allocate_tensor(Uint32, cute.make_layout(WARPS), 16)
         found = shared.allocate_tensor(Uint32, cute.make_layout(3), 16)
         chosen = shared.allocate_tensor(Uint32, cute.make_layout((WARPS, 2)), 16)
         of_part = shared.allocate_tensor(Uint32, cute.make_layout(2), 16)
+
+        # Peers add to these once the whole cluster has cleared them.
+        self._clear(histogram)
+        self._clear(totals)
+        self._clear(stretches)
+        cluster.sync()
 
         pdl.wait()
         queries = scores.shape[0] // lengths.shape[0]
@@ -144,18 +165,21 @@ class TopkSelect:
             self._take_all(part, visible, table, block_rows, targets)
         else:
             # Every warp of the cluster owns `span` neighbouring keys.
-            share = cute.ceil_div(visible, self.parts * WARPS * STEP) * STEP
+            share = cute.ceil_div(visible, self.parts * WARPS * RUN) * RUN
             first = (part * WARPS + cute.arch.warp_idx()) * share
             end = cutlass.min(first + share, visible)
             keys = scores[row, None]
             prefix, above = Uint32(0), Uint32(0)
-            shift = 32
-            for bits in cutlass.range_constexpr(len(DIGITS)):
-                shift = 32 - sum(DIGITS[: bits + 1])
-                self._count(keys, first, end, prefix, shift, DIGITS[bits], histogram)
-                self._sum_over_cluster(part, histogram, totals, segment)
-                self._find(totals, segment, Uint32(TOP_K) - above, found)
-                prefix = (prefix << DIGITS[bits]) | found[0]
+            for digit in cutlass.range_constexpr(rounds):
+                bits = DIGITS[digit]
+                shift = 32 - sum(DIGITS[: digit + 1])
+                self._count(keys, first, end, prefix, shift, bits, histogram)
+                cute.arch.sync_threads()
+                self._spread(histogram, totals[None, digit], stretches[None, digit])
+                cluster.sync()
+                wanted = Uint32(TOP_K) - above
+                self._find(totals[None, digit], stretches[None, digit], sums, wanted, found)
+                prefix = (prefix << bits) | found[0]
                 above = above + found[1]
             # Now `prefix` is the key at the TOP_K-th place, `above` how many are better.
             ties = found[2]
@@ -184,94 +208,110 @@ class TopkSelect:
         """The cache row of a position."""
         return table[position // PAGE] * block_rows + position % PAGE
 
-    def _load_keys(self, keys: cute.Tensor, base) -> list:
-        """Order-preserving integers of this lane's VECTOR scores of the step at `base`."""
-        index = base // VECTOR + cute.arch.lane_idx()
-        words = cute.recast_tensor(memory.vector_at(keys, index, VECTOR), Uint32).load()
-        return [self._order(words[place]) for place in range(VECTOR)]
+    def _load_keys(self, keys: cute.Tensor, base, end) -> list:
+        """Order-preserving integers of this lane's scores of the step at `base`, run by run.
 
-    def _order(self, bits: Uint32) -> Uint32:
+        Runs beyond the end read its last vector again; nothing behind the row is touched.
+        """
+        loaded = []
+        for run in range(UNROLL):
+            index = cutlass.min(base + run * RUN, (end - 1) // RUN * RUN) // VECTOR
+            vector = memory.vector_at(keys, index + cute.arch.lane_idx(), VECTOR)
+            words = vector.load()
+            loaded += [words[place] for place in range(VECTOR)]
+        return [
+            scalar.choose(self._position(base, place) < end, self._order(word), Uint32(OUTSIDE))
+            for place, word in enumerate(loaded)
+        ]
+
+    def _position(self, base, place: int):
+        """The position of this lane's `place`-th score of the step at `base`."""
+        return base + place // VECTOR * RUN + cute.arch.lane_idx() * VECTOR + place % VECTOR
+
+    def _order(self, score: Float32) -> Uint32:
         """An unsigned integer that compares as the score does; NaN as -inf."""
-        negative = (bits & Uint32(SIGN)) != Uint32(0)
-        key = scalar.choose(negative, bits ^ Uint32(0xFFFF_FFFF), bits | Uint32(SIGN))
-        is_nan = (bits & Uint32(SIGN - 1)) > Uint32(INFINITY)
-        return scalar.choose(is_nan, Uint32(KEY_OF_MINUS_INFINITY), key)
+        bits = cute.arch.fmax(score, Float32(-INFINITY)).bitcast(Int32)  # the number of the two
+        return Uint32(bits ^ ((bits >> 31) | Int32(SIGN)))
+
+    @cute.jit
+    def _clear(self, counters: cute.Tensor):
+        """Zeroes shared counters; the caller puts a barrier behind it."""
+        flat = cute.make_tensor(counters.iterator, cute.make_layout(cute.size(counters)))
+        for place in range(cute.arch.thread_idx()[0], cute.size(counters), THREADS):
+            flat[place] = Uint32(0)
 
     @cute.jit
     def _count(
         self, keys: cute.Tensor, first, end, prefix, shift: cutlass.Constexpr,
         bits: cutlass.Constexpr, histogram: cute.Tensor,
     ):
-        """The histogram of the next `bits` bits of this CTA's keys that begin with `prefix`."""
-        for place in range(cute.arch.thread_idx()[0], BINS, THREADS):
-            histogram[place] = Uint32(0)
-        cute.arch.sync_threads()
+        """Adds the next `bits` bits of this CTA's keys that begin with `prefix` to a histogram."""
         for base in range(first, end, STEP):
-            loaded = self._load_keys(keys, base)
-            for place in cutlass.range_constexpr(VECTOR):
-                position = base + cute.arch.lane_idx() * VECTOR + place
-                mine = position < end
+            loaded = self._load_keys(keys, base, end)
+            for place in cutlass.range_constexpr(UNROLL * VECTOR):
+                mine = loaded[place] != Uint32(OUTSIDE)
                 if cutlass.const_expr(shift + bits < 32):
-                    mine = mine and (loaded[place] >> (shift + bits)) == prefix
-                if mine:
-                    digit = (loaded[place] >> shift) & Uint32(2**bits - 1)
-                    cute.arch.atomic_add(histogram.iterator + Int32(digit), Uint32(1))
+                    mine = (loaded[place] >> (shift + bits)) == prefix
+                digit = (loaded[place] >> shift) & Uint32(2**bits - 1)
+                memory.add_shared(histogram, Int32(digit), Uint32(1), mine)
 
     @cute.jit
-    def _sum_over_cluster(
-        self, part, histogram: cute.Tensor, totals: cute.Tensor, segment: cute.Tensor
-    ):
-        """This CTA's stretch of the bins, summed over all CTAs, and the sum of the stretch.
+    def _spread(self, histogram: cute.Tensor, totals: cute.Tensor, stretches: cute.Tensor):
+        """Adds this CTA's counts to their owners' totals and clears them.
 
-        Stretches descend with the parts: part 0 has the highest bins, its first total the
-        highest of all.
+        Owners hold stretches of bins that descend with their rank: rank 0 has the highest bins,
+        its first total the highest of all. The sum of a stretch goes to every CTA.
         """
-        cluster.sync()
         tid = cute.arch.thread_idx()[0]
-        if tid == 0:
-            segment[0] = Uint32(0)
-        cute.arch.sync_threads()
-        width = BINS // self.parts
-        for place in range(tid, width, THREADS):
-            digit = BINS - 1 - (part * width + place)
-            total = Uint32(0)
-            for peer in cutlass.range_constexpr(self.parts):
-                total = total + cluster.load(histogram, digit, peer)
-            totals[place] = total
-            if total != Uint32(0):
-                cute.arch.atomic_add(segment.iterator, total)
-        cluster.sync()
+        each = BINS // THREADS
+        owner = tid * each // (BINS // self.parts)
+        sum_of_mine = Uint32(0)
+        for place in cutlass.range_constexpr(each):
+            number = tid * each + place
+            count = histogram[BINS - 1 - number]
+            histogram[BINS - 1 - number] = Uint32(0)
+            if count != Uint32(0):
+                cluster.add(totals, number % (BINS // self.parts), count, owner)
+            sum_of_mine = sum_of_mine + count
+        # A warp lies within one stretch: BINS / parts / each is a multiple of 32 threads.
+        sum_of_warp = Uint32(cute.arch.warp_redux_sync(Int32(sum_of_mine), "add"))
+        lane = cute.arch.lane_idx()
+        if lane < self.parts and sum_of_warp != Uint32(0):
+            cluster.add(stretches, owner, sum_of_warp, lane)
 
     @cute.jit
-    def _find(self, totals: cute.Tensor, segment: cute.Tensor, wanted, found: cute.Tensor):
+    def _find(
+        self, totals: cute.Tensor, stretches: cute.Tensor, sums: cute.Tensor, wanted,
+        found: cute.Tensor,
+    ):
         """found = the digit in which the `wanted`-th key lies, keys above it, keys in it."""
-        if cute.arch.warp_idx() == 0:
-            lane = cute.arch.lane_idx()
-            before, stretch, passed = Uint32(0), Int32(0), Uint32(0)
-            for peer in cutlass.range_constexpr(self.parts):
-                size = cluster.load(segment, 0, peer)
-                if before + size < wanted and peer + 1 < self.parts:
-                    stretch = Int32(peer + 1)
-                    passed = before + size
-                before = before + size
-            width = BINS // self.parts
-            each = width // reduce.WARP
-            mine = Uint32(0)
-            for place in cutlass.range_constexpr(each):
-                mine = mine + cluster.load(totals, lane * each + place, stretch)
-            upto = self._running_sum(mine)
-            here = passed + upto - mine
-            if here < wanted and wanted <= passed + upto:
-                digit, above, size = Uint32(0), here, Uint32(0)
-                for place in cutlass.range_constexpr(each):
-                    count = cluster.load(totals, lane * each + place, stretch)
-                    if here < wanted and wanted <= here + count:
-                        digit = Uint32(BINS - 1 - (stretch * width + lane * each + place))
-                        above, size = here, count
-                    here = here + count
-                found[0] = digit
-                found[1] = above
-                found[2] = size
+        before, owner, passed = Uint32(0), Int32(0), Uint32(0)
+        for peer in cutlass.range_constexpr(self.parts - 1):
+            before = before + stretches[peer]
+            if before < wanted:
+                owner, passed = Int32(peer + 1), before
+        width = BINS // self.parts
+        each = max(width // THREADS, 1)
+        tid, warp = cute.arch.thread_idx()[0], cute.arch.warp_idx()
+        first = cutlass.min(tid * each, width - each)  # a thread without a bin repeats the last
+        counts = [cluster.load(totals, first + place, owner) for place in range(each)]
+        mine = Uint32(0)
+        for place in cutlass.range_constexpr(each):
+            mine = mine + scalar.choose(tid * each < width, counts[place], Uint32(0))
+        upto = self._running_sum(mine)
+        if cute.arch.lane_idx() == reduce.WARP - 1:
+            sums[warp] = upto
+        cute.arch.sync_threads()
+        here = passed + upto - mine
+        for peer in cutlass.range_constexpr(WARPS):
+            here = here + scalar.choose(warp > peer, sums[peer], Uint32(0))
+        for place in cutlass.range_constexpr(each):
+            count = scalar.choose(tid * each < width, counts[place], Uint32(0))
+            if here < wanted and wanted <= here + count:
+                found[0] = Uint32(BINS - 1 - (owner * width + first + place))
+                found[1] = here
+                found[2] = count
+            here = here + count
         cute.arch.sync_threads()
 
     @cute.jit
@@ -291,13 +331,10 @@ class TopkSelect:
         """Per warp: keys above the threshold, and keys equal to it."""
         better, equal = Int32(0), Int32(0)
         for base in range(first, end, STEP):
-            loaded = self._load_keys(keys, base)
-            for place in cutlass.range_constexpr(VECTOR):
-                inside = base + cute.arch.lane_idx() * VECTOR + place < end
-                if inside and loaded[place] > threshold:
-                    better = better + 1
-                if inside and loaded[place] == threshold:
-                    equal = equal + 1
+            loaded = self._load_keys(keys, base, end)
+            for place in cutlass.range_constexpr(UNROLL * VECTOR):
+                better = better + Int32(loaded[place] > threshold)
+                equal = equal + Int32(loaded[place] == threshold)
         better = cute.arch.warp_redux_sync(better, "add")
         equal = cute.arch.warp_redux_sync(equal, "add")
         if cute.arch.lane_idx() == 0:
@@ -313,53 +350,57 @@ class TopkSelect:
         ties, need = tie_counts
         cute.arch.sync_threads()
         warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
-        if cute.arch.thread_idx()[0] == 0:
-            for kind in cutlass.range_constexpr(2):
-                total = Uint32(0)
-                for peer in cutlass.range_constexpr(WARPS):
-                    total = total + chosen[peer, kind]
-                of_part[kind] = total
+        if warp < 2:
+            mine = Uint32(0)
+            if lane < WARPS:
+                mine = chosen[lane, warp]
+            upto = self._running_sum(mine)
+            if lane < WARPS:
+                chosen[lane, warp] = upto - mine  # in the warps ahead
+            if lane == WARPS - 1:
+                of_part[warp] = upto
         cluster.sync()
-        better, equal = Uint32(0), Uint32(0)
+        better, equal = chosen[warp, 0], chosen[warp, 1]
         for peer in cutlass.range_constexpr(self.parts):
             if peer < part:
                 better = better + cluster.load(of_part, 0, peer)
                 equal = equal + cluster.load(of_part, 1, peer)
-        for peer in cutlass.range_constexpr(WARPS):
-            if peer < warp:
-                better = better + chosen[peer, 0]
-                equal = equal + chosen[peer, 1]
         # Ties with a number in [lowest, lowest + need) are kept.
         lowest = Uint32(0) if cutlass.const_expr(self.tie == "low_id") else ties - need
         for base in range(first, end, STEP):
-            loaded = self._load_keys(keys, base)
-            mine_better, mine_equal = Uint32(0), Uint32(0)
-            for place in cutlass.range_constexpr(VECTOR):
-                inside = base + lane * VECTOR + place < end
-                if inside and loaded[place] > threshold:
-                    mine_better = mine_better + 1
-                if inside and loaded[place] == threshold:
-                    mine_equal = mine_equal + 1
-            upto_better = self._running_sum(mine_better)
-            upto_equal = self._running_sum(mine_equal)
-            here_better = better + upto_better - mine_better
-            here_equal = equal + upto_equal - mine_equal
-            for place in cutlass.range_constexpr(VECTOR):
-                position = base + lane * VECTOR + place
-                inside = position < end
-                above = inside and loaded[place] > threshold
-                tied = inside and loaded[place] == threshold
-                kept = tied and here_equal >= lowest and here_equal < lowest + need
-                if above or kept:
+            loaded = self._load_keys(keys, base, end)
+            # The loads of a step are independent of one another: one block a lane and run.
+            blocks = [self._block(self._position(base, run * VECTOR), end, table) for run in RUNS]
+            counts = [self._count_of_run(loaded, run, threshold) for run in RUNS]
+            sums = [self._running_sum(count) for count in counts]
+            for run in cutlass.range_constexpr(UNROLL):
+                ahead = sums[run] - counts[run]
+                here_better = better + (ahead >> 16)
+                here_equal = equal + (ahead & Uint32(LOW_HALF))
+                for place in cutlass.range_constexpr(VECTOR):
+                    key = loaded[run * VECTOR + place]
+                    position = self._position(base, run * VECTOR + place)
+                    above = key > threshold
+                    tied = key == threshold
+                    kept = tied and here_equal >= lowest and here_equal < lowest + need
                     # ties in front of this place that are kept
                     passed = cutlass.max(Int32(here_equal) - Int32(lowest), 0)
-                    passed = cutlass.min(passed, Int32(need))
-                    targets[Int32(here_better) + passed] = self._physical(
-                        position, table, block_rows
-                    )
-                if above:
-                    here_better = here_better + 1
-                if tied:
-                    here_equal = here_equal + 1
-            better = better + cute.arch.shuffle_sync(upto_better, reduce.WARP - 1)
-            equal = equal + cute.arch.shuffle_sync(upto_equal, reduce.WARP - 1)
+                    target = Int32(here_better) + cutlass.min(passed, Int32(need))
+                    if above or kept:
+                        targets[target] = blocks[run] * block_rows + position % PAGE
+                    here_better = here_better + Uint32(above)
+                    here_equal = here_equal + Uint32(tied)
+                last = cute.arch.shuffle_sync(sums[run], reduce.WARP - 1)
+                better = better + (last >> 16)
+                equal = equal + (last & Uint32(LOW_HALF))
+
+    def _block(self, position, end, table: cute.Tensor):
+        """The block of a vector of scores; VECTOR divides PAGE, so it has one."""
+        return table[cutlass.min(position, end - 1) // PAGE]
+
+    def _count_of_run(self, loaded: list, run: int, threshold) -> Uint32:
+        """This lane's keys of a run above the threshold (high half) and equal to it (low)."""
+        counts = Uint32(0)
+        for key in loaded[run * VECTOR : (run + 1) * VECTOR]:
+            counts = counts + (Uint32(key > threshold) << 16) + Uint32(key == threshold)
+        return counts
