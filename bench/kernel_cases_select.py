@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernel_cases import DEVICE, NAN, Verdict
 
-LENGTHS = (0, 1, 63, 64, 65, 2047, 2048, 2049, 2050, 4096, 8191, 32768, 131072)
+LENGTHS = (0, 1, 63, 64, 65, 2047, 2048, 2049, 2050, 4096, 8191, 16384, 16385, 32768, 131072)
 
 
 def keys_of(scores: Tensor) -> Tensor:
@@ -24,10 +24,15 @@ class TopkSelectCase:
 
     class_name, outputs = "TopkSelect", ("selected", "valid")
     variants = ({}, {"tie": "high_id"}, {"parts": 4}, {"parts": 2})
+    judged_flags = ("tie",)
     queries = (1, 4)
 
     def __init__(self, module: ModuleType):
         self.module = module
+
+    def timed(self, rows: int, q: int) -> dict[str, Tensor]:
+        """Every key of the context is visible."""
+        return self.inputs(rows, q, self.module.CONTEXT)
 
     def inputs(self, rows: int, q: int, length: int | None = None) -> dict[str, Tensor]:
         m = self.module
@@ -41,7 +46,7 @@ class TopkSelectCase:
         for row in range(rows):
             seen = max(lengths[row // q] - q + 1 + row % q, 0)
             values = torch.randn(seen, device=DEVICE) * 3
-            kind = row % 4 if length is None else 0
+            kind = row % 7 if length is None else 0
             if kind == 1:
                 values = (values * 4).round() / 4  # many ties, both zeros
             elif kind == 2:
@@ -50,12 +55,17 @@ class TopkSelectCase:
                 values[:: max(seen // 7, 1)] = -torch.inf
                 values[3 :: max(seen // 5, 1)] = NAN
                 values[: seen // 2] *= 1e-30
+            elif kind == 4:
+                values *= 1e6  # beyond FP16
+            elif kind == 5:
+                values = values.sort().values  # all of the best side by side
+            elif kind == 6:
+                values = values.round() * 1e-9  # ties among what FP16 takes for zeros
             scores[row, :seen] = values
         pages = -(-max(*lengths, 1) // m.PAGE)
         blocks = requests * pages + 3
         table = torch.randperm(blocks, device=DEVICE)[: requests * pages]
         stride = 3 * m.PAGE * m.ROW_BYTES
-        cache = torch.empty(0, dtype=torch.uint8, device=DEVICE)
         cache = torch.empty(stride * 2, dtype=torch.uint8, device=DEVICE)
         return {
             "scores": scores,
@@ -66,7 +76,9 @@ class TopkSelectCase:
             "valid": torch.full((rows,), 0x7F7F7F7F, dtype=torch.int32, device=DEVICE),
         }
 
-    def check(self, given: dict[str, Tensor], done: dict[str, Tensor], q: int, tie: str = "low_id"):
+    def check(
+        self, given: dict[str, Tensor], done: dict[str, Tensor], q: int, tie: str
+    ) -> Verdict:
         m = self.module
         verdict = Verdict()
         block_rows = given["latent_kv"].stride(0) // m.ROW_BYTES
@@ -82,5 +94,8 @@ class TopkSelectCase:
             expected[: best.numel()] = physical.int()
             verdict.equal(f"row {row} of {seen} keys", done["selected"][row], expected)
             if int(done["valid"][row]) != best.numel():
-                verdict.wrong.append(f"row {row}: valid {int(done['valid'][row])}, not {seen}")
+                verdict.wrong.append(f"row {row}: valid {int(done['valid'][row])}, not {best.numel()}")
         return verdict
+
+
+CASES = {"topk_select": TopkSelectCase}

@@ -25,11 +25,14 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from kernel_cases import CASES, DEVICE, NAN, Verdict, noise
+from kernel_cases import CASES as LAYER_CASES
+from kernel_cases import DEVICE, NAN, Verdict, noise
+from kernel_cases_select import CASES as SELECT_CASES
 from torch import Tensor
 
 from kpipe.runtime.host.compile import compile_kernel, flags_of
 
+CASES = {**LAYER_CASES, **SELECT_CASES}
 ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
 QUERIES = (1, 4)
 REPLAYS = 50
@@ -87,10 +90,11 @@ class Bench:
                 kernel, all_flags = self.compiled(name, **flags)
                 given = case.inputs(rows, q)
                 done = run_eager(kernel, given, case.outputs)
-                self.record(name, all_flags, rows, q, "eager", case.check(given, done, q))
+                verdict = case.check(given, done, q, **judged(case, all_flags))
+                self.record(name, all_flags, rows, q, "eager", verdict)
 
     def verify_captured(self) -> None:
-        """rms_norm -> dsa_index as a PDL chain, mla_value on a side stream, three layers deep.
+        """rms_norm, dsa_index, topk_select as a PDL chain, mla_value beside it, three layers deep.
 
         Inputs change and outputs are poisoned again between capture and replay.
         """
@@ -111,8 +115,9 @@ class Bench:
             torch.cuda.synchronize()
             for layer, given in zip(layers, before, strict=True):
                 for name, case in self.cases.items():
-                    verdict = case.check(given[name], layer[name], q)
-                    self.record(name, kernels[name][1], rows, q, "captured", verdict)
+                    flags = kernels[name][1]
+                    verdict = case.check(given[name], layer[name], q, **judged(case, flags))
+                    self.record(name, flags, rows, q, "captured", verdict)
 
     def verify_chain(self, links: int = 8) -> None:
         """A chain of rms_norm where each reads what its PDL predecessor wrote; bits must match."""
@@ -169,10 +174,11 @@ class Bench:
         """Median microseconds a launch: one after the other, and chained with itself under PDL."""
         chains = ({"pdl": False, "release": False}, {})
         for (name, case), rows in itertools.product(self.cases.items(), ROWS):
-            given = case.inputs(rows, 1)
+            inputs = getattr(case, "timed", case.inputs)
+            given = inputs(rows, 1)
             used = sum(tensor.numel() * tensor.element_size() for tensor in given.values())
             count = min(MAX_SETS, max(16, 4 * l2_bytes() // used + 1))
-            sets = [given, *(case.inputs(rows, 1) for _ in range(count - 1))]
+            sets = [given, *(inputs(rows, 1) for _ in range(count - 1))]
             for variant, chained in itertools.product(case.variants, chains):
                 kernel, flags = self.compiled(name, **variant, **chained)
                 kernel(*given.values())
@@ -200,6 +206,11 @@ def load(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def judged(case, flags: dict) -> dict:
+    """The flags that say which result is right; a case names them in `judged_flags`."""
+    return {flag: flags[flag] for flag in getattr(case, "judged_flags", ())}
 
 
 def run_eager(kernel, given: dict[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
@@ -237,6 +248,7 @@ def capture_layers(layers: list[dict], kernels: dict) -> torch.cuda.CUDAGraph:
                 launch(kernels, layer, "mla_value")
             launch(kernels, layer, "rms_norm")
             launch(kernels, layer, "dsa_index")
+            launch(kernels, layer, "topk_select")
             main.wait_stream(side)
     return graph
 
@@ -280,13 +292,14 @@ def table(records: list[dict]) -> str:
     lines = []
     for name in sorted({entry["kernel"] for entry in records}):
         mine = [entry for entry in records if entry["kernel"] == name]
-        judged = [entry for entry in mine if "ok" in entry]
-        failed = sum(not entry["ok"] for entry in judged)
+        checked = [entry for entry in mine if "ok" in entry]
+        failed = sum(not entry["ok"] for entry in checked)
         worst = max(
-            entry["max_relative_error"] / entry["bound"] for entry in judged if entry["bound"]
+            (entry["max_relative_error"] / entry["bound"] for entry in checked if entry["bound"]),
+            default=0.0,  # only bits are compared
         )
         lines.append(
-            f"{name}: {len(judged)} checks, {failed} failed, worst {worst:.3f} of its bound"
+            f"{name}: {len(checked)} checks, {failed} failed, worst {worst:.3f} of its bound"
         )
         timed: dict[str, list[str]] = {}
         for entry in mine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cutlass import Int32, Uint32, cute
+from cutlass import Int32, Uint32, Uint64, cute
 from cutlass.cute.arch import inline_ptx
 
 
@@ -45,3 +45,13 @@ def add(tensor: cute.Tensor, index, value: Uint32, rank) -> None:
         "red.relaxed.cluster.shared::cluster.add.u32 [{$r0}], {$r1};",
         read_only_args=[address, value],
     )
+
+
+def store_wide(tensor: cute.Tensor, index, value: Uint64, rank) -> None:
+    """Writes element `index` of what is the uint64 `tensor` here, in the CTA of that rank."""
+    address = inline_ptx(
+        "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Uint32],
+        read_only_args=[(tensor.iterator + index).toint(), Int32(rank)],
+    )
+    inline_ptx("st.shared::cluster.b64 [{$r0}], {$r1};", read_only_args=[address, value])

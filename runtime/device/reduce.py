@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cutlass
 from cutlass import Float32, cute
 
 WARP = cute.arch.WARP_SIZE
@@ -22,6 +23,19 @@ def lanes_max(value: Float32, lanes: int = WARP) -> Float32:
     All 32 lanes of the warp must call it together.
     """
     return cute.arch.warp_reduction_max(Float32(value), threads_in_group=lanes)
+
+
+@cute.jit
+def running_sum(value):
+    """Sum over the lanes of a warp up to and including this one; all 32 call it together."""
+    lane = cute.arch.lane_idx()
+    distance = 1
+    for _ in cutlass.range_constexpr(WARP.bit_length() - 1):
+        other = cute.arch.shuffle_sync_up(value, distance, mask_and_clamp=0)
+        if lane >= distance:
+            value = value + other
+        distance = 2 * distance
+    return value
 
 
 @cute.jit
