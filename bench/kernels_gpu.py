@@ -29,11 +29,12 @@ from gemm_cases import CASES as GEMM_CASES
 from kernel_cases import CASES as SMALL_CASES
 from kernel_cases import DEVICE, NAN, Verdict, noise
 from kernel_cases_scores import CASES as SCORES_CASES
+from kernel_cases_select import CASES as SELECT_CASES
 from torch import Tensor
 
 from kpipe.runtime.host.compile import compile_kernel, flags_of
 
-CASES = {**SMALL_CASES, **GEMM_CASES, **SCORES_CASES}
+CASES = {**SMALL_CASES, **GEMM_CASES, **SCORES_CASES, **SELECT_CASES}
 SIDE = ("mla_value",)
 """Kernels that run beside the others in a captured layer."""
 ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
@@ -93,7 +94,8 @@ class Bench:
                 kernel, all_flags = self.compiled(name, **flags)
                 given, case.flags = case.inputs(rows, q), all_flags
                 done = run_eager(kernel, given, case.outputs)
-                self.record(name, all_flags, rows, q, "eager", case.check(given, done, q))
+                verdict = case.check(given, done, q, **judged(case, all_flags))
+                self.record(name, all_flags, rows, q, "eager", verdict)
 
     def verify_captured(self) -> None:
         """All kernels as one PDL chain, but for those on a side stream; three layers deep.
@@ -117,9 +119,9 @@ class Bench:
             torch.cuda.synchronize()
             for layer, given in zip(layers, before, strict=True):
                 for name, case in self.cases.items():
-                    case.flags = kernels[name][1]
-                    verdict = case.check(given[name], layer[name], q)
-                    self.record(name, kernels[name][1], rows, q, "captured", verdict)
+                    flags = case.flags = kernels[name][1]
+                    verdict = case.check(given[name], layer[name], q, **judged(case, flags))
+                    self.record(name, flags, rows, q, "captured", verdict)
 
     def verify_chain(self, links: int = 8) -> None:
         """A chain of rms_norm where each reads what its PDL predecessor wrote; bits must match."""
@@ -210,6 +212,11 @@ def load(path: Path) -> ModuleType:
     return module
 
 
+def judged(case, flags: dict) -> dict:
+    """The flags that say which result is right; a case names them in `judged_flags`."""
+    return {flag: flags[flag] for flag in getattr(case, "judged_flags", ())}
+
+
 def run_eager(kernel, given: dict[str, Tensor], outputs: tuple[str, ...]) -> dict[str, Tensor]:
     """Launches on copies of the outputs, so that `given` keeps what was there before."""
     done = {name: copy_of(given[name]) if name in outputs else given[name] for name in given}
@@ -290,13 +297,14 @@ def table(records: list[dict]) -> str:
     lines = []
     for name in sorted({entry["kernel"] for entry in records}):
         mine = [entry for entry in records if entry["kernel"] == name]
-        judged = [entry for entry in mine if "ok" in entry]
-        failed = sum(not entry["ok"] for entry in judged)
+        checked = [entry for entry in mine if "ok" in entry]
+        failed = sum(not entry["ok"] for entry in checked)
         worst = max(
-            entry["max_relative_error"] / entry["bound"] for entry in judged if entry["bound"]
+            (entry["max_relative_error"] / entry["bound"] for entry in checked if entry["bound"]),
+            default=0.0,  # only bits are compared
         )
         lines.append(
-            f"{name}: {len(judged)} checks, {failed} failed, worst {worst:.3f} of its bound"
+            f"{name}: {len(checked)} checks, {failed} failed, worst {worst:.3f} of its bound"
         )
         timed: dict[str, list[str]] = {}
         for entry in mine:

@@ -356,9 +356,7 @@ def step(
     )
 
 
-def cache(
-    name: str, access: Access, *, early: bool = False, path: Path = Path.GENERIC
-) -> Operand:
+def cache(name: str, access: Access, *, early: bool = False, path: Path = Path.GENERIC) -> Operand:
     """A paged cache; its bytes are described by the buffer's cache format."""
     phase = Phase.PROLOGUE if early else Phase.BODY
     return Operand(name, Kind.CACHE, access, (), "u8", phase, path=path)

@@ -106,7 +106,10 @@ TOPK_SELECT = Contract(
     options=(_TIE,),
     constants=("top_k",),
     reference="select:topk_select",
-    limits=Limits(dcp=False),
+    kernel="topk_select",
+    release=Release.AFTER_LOADS,
+    limits=Limits(dcp=False, divides=(("context", 128),)),
+    tile=("parts",),
 )
 
 _CANDIDATES = "dcp, rows_cap, top_k, 2"

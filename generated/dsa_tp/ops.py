@@ -158,6 +158,7 @@ OPS = (
         stage="indexer",
         reference=select.topk_select,
         constants={"top_k": TOP_K, "tie": "low_id"},
+        kernel="topk_select:TopkSelect",
     ),
     Op(
         name="trtllm_gen",

@@ -51,7 +51,7 @@ def share(lengths: cute.Tensor, reach, page: cutlass.Constexpr, shard: cutlass.C
     pages = Int32(0)
     for request in range(lane * run, cutlass.min(lane * run + run, requests)):
         pages = pages + pages_of(lengths[request], reach, page, shard)
-    end = reduce.lanes_scan(pages)
+    end = reduce.running_sum(pages)
     total = cute.arch.shuffle_sync(end, reduce.WARP - 1)
     # The first `total % ctas` shares have one page more than the others.
     cta = cute.arch.block_idx()[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, cute
+from cutlass import Boolean, Float32, cute
 
 from . import scalar
 
@@ -28,14 +28,16 @@ def lanes_max(value: Float32, lanes: int = WARP) -> Float32:
 
 
 @cute.jit
-def lanes_scan(value: Int32) -> Int32:
-    """Sum over this lane and those before it. All 32 lanes of the warp must call it together."""
+def running_sum(value):
+    """Sum over the lanes of a warp up to and including this one; all 32 call it together."""
     lane = cute.arch.lane_idx()
-    total = value
-    for step in cutlass.range_constexpr(WARP.bit_length() - 1):
-        below = cute.arch.shuffle_sync_up(total, 1 << step, mask_and_clamp=0)
-        total = total + (below if lane >= 1 << step else Int32(0))
-    return total
+    distance = 1
+    for _ in cutlass.range_constexpr(WARP.bit_length() - 1):
+        other = cute.arch.shuffle_sync_up(value, distance, mask_and_clamp=0)
+        if lane >= distance:
+            value = value + other
+        distance = 2 * distance
+    return value
 
 
 def lanes_exchange(
