@@ -41,3 +41,23 @@ def load_words(row: cute.Tensor, index) -> cute.TensorSSA:
     width = VECTOR_BYTES * 8 // row.element_type.width
     vector = vector_at(row, index, width)
     return cute.recast_tensor(vector, cutlass.Uint32).load()
+
+
+def load_word(row: cute.Tensor, index) -> cutlass.Uint32:
+    """The `index`-th 32-bit word of a contiguous row with a 4-byte aligned base."""
+    width = 32 // row.element_type.width
+    return cute.recast_tensor(vector_at(row, index, width), cutlass.Uint32)[0]
+
+
+def vector_words(row: cute.Tensor, index, count: int) -> cute.TensorSSA:
+    """The `index`-th run of `count` 32-bit words of a contiguous row, aligned to its length."""
+    width = count * 32 // row.element_type.width
+    return cute.recast_tensor(vector_at(row, index, width), cutlass.Uint32).load()
+
+
+def store_words(row: cute.Tensor, words) -> None:
+    """Stores 32-bit words into the contiguous 32-bit elements of `row`, as one access."""
+    values = cute.make_rmem_tensor((len(words),), row.element_type)
+    for place, word in enumerate(words):
+        values[place] = word
+    row.store(values.load())

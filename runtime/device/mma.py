@@ -1,4 +1,4 @@
-"""Warp-level matrix product m16n8k16 on BF16 with FP32 accumulation.
+"""Warp-level matrix product m16n8k16 on BF16 or F16 with FP32 accumulation.
 
 Fragments, for lane = 4 * g + t (g 0..7, t 0..3), as the instruction defines them:
 
@@ -29,8 +29,8 @@ K_SLICE = 32
 """Columns that one 16-byte load a lane covers: two steps of the instruction."""
 
 _ASM = (
-    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-    "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+    "mma.sync.aligned.m16n8k16.row.col.f32.{type}.{type}.f32 "
+    "{{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, {{$10, $11, $12, $13}};"
 )
 _CONSTRAINTS = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
 
@@ -48,12 +48,22 @@ def zero_accumulator() -> list[Float32]:
 @dsl_user_op
 def mma_step(a, b, accumulator: list[Float32], *, loc=None, ip=None) -> list[Float32]:
     """accumulator + A . B^T over 16 columns; `a` is four words, `b` two, all lanes together."""
+    return _step("bf16", a, b, accumulator, loc, ip)
+
+
+@dsl_user_op
+def mma_step_f16(a, b, accumulator: list[Float32], *, loc=None, ip=None) -> list[Float32]:
+    """As `mma_step`, on F16."""
+    return _step("f16", a, b, accumulator, loc, ip)
+
+
+def _step(element: str, a, b, accumulator: list[Float32], loc, ip) -> list[Float32]:
     operands = [value.ir_value(loc=loc, ip=ip) for value in (*a, *b, *accumulator)]
     number = operands[-1].type
     result = llvm.inline_asm(
         ir.Type.parse("!llvm.struct<(f32, f32, f32, f32)>"),
         operands,
-        _ASM,
+        _ASM.format(type=element),
         _CONSTRAINTS,
         has_side_effects=False,
         is_align_stack=False,

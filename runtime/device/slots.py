@@ -1,0 +1,81 @@
+"""A ring of shared-memory slots through which groups of keys pass three kinds of warps.
+
+Group n of a CTA takes slot n % count. A gathering warp fills it (`ready`), a scoring warp adds the
+weights of its keys (`scored`), and the warps that sum the values give it back (`free`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cutlass import Float32, Uint8, Uint32, cute
+from cutlass.memory import SmemAllocator
+
+from . import barrier, memory, mma, reduce, softmax
+
+_WORDS = 4  # of an A fragment
+_ALIGN = 128
+_BARRIERS = 3
+_WORD_BYTES = 4
+
+
+def slot_bytes(pitch: int) -> int:
+    """Shared memory of one slot whose rows lie `pitch` bytes apart, barriers included."""
+    words = reduce.WARP * _WORDS + mma.TILE_M
+    return softmax.GROUP * pitch + words * _WORD_BYTES + _BARRIERS * barrier.WORD.width // 8
+
+
+@dataclass(frozen=True)
+class Slots:
+    """keys: u8 (slot, key, byte). weights: u32 (slot, lane, word), fragments as the lanes hold
+    them. maxima: FP32 (slot, head), what the weights refer to. The rest: barriers, one a slot.
+    """
+
+    count: int
+    keys: cute.Tensor
+    weights: cute.Tensor
+    maxima: cute.Tensor
+    ready: cute.Tensor
+    scored: cute.Tensor
+    free: cute.Tensor
+
+    @classmethod
+    def allocate(cls, shared: SmemAllocator, count: int, pitch: int) -> Slots:
+        """`count` slots of a group of keys each."""
+
+        def tensor(dtype, *shape: int, align: int = memory.VECTOR_BYTES) -> cute.Tensor:
+            layout = cute.make_ordered_layout(shape, order=tuple(reversed(range(len(shape)))))
+            return shared.allocate_tensor(dtype, layout, align)
+
+        return cls(
+            count=count,
+            keys=tensor(Uint8, count, softmax.GROUP, pitch, align=_ALIGN),
+            weights=tensor(Uint32, count, reduce.WARP, _WORDS),
+            maxima=tensor(Float32, count, mma.TILE_M),
+            ready=tensor(barrier.WORD, count),
+            scored=tensor(barrier.WORD, count),
+            free=tensor(barrier.WORD, count),
+        )
+
+    def initialise(self, value_warps: int) -> None:
+        """Sets up the barriers; one thread calls it, a CTA barrier follows.
+
+        A slot is ready when every lane of its gathering warp has its copies, scored when its
+        scoring warp says so, free when all `value_warps` have.
+        """
+        barrier.initialise(self.ready, reduce.WARP)
+        barrier.initialise(self.scored, 1)
+        barrier.initialise(self.free, value_warps)
+        barrier.publish()
+
+    def wait_ready(self, group) -> None:
+        """Until the keys of a group lie in its slot."""
+        barrier.wait(self.ready, group % self.count, group // self.count % 2)
+
+    def wait_scored(self, group) -> None:
+        """Until the weights of a group lie in its slot."""
+        barrier.wait(self.scored, group % self.count, group // self.count % 2)
+
+    def wait_free(self, group) -> None:
+        """Until the slot of a group, `count` or a later one, has been given back."""
+        barrier.wait(self.free, group % self.count, (group // self.count - 1) % 2)

@@ -1,0 +1,109 @@
+"""Sums over parts of a row's keys, on their way through the shared memory of a cluster.
+
+Columns go in windows of 16, QUAD columns a lane; CTA r of a cluster owns windows r * owned and
+on, receives every CTA's sums of them and adds them in the order of the CTAs. Next to the sums
+every CTA receives every CTA's maxima (what its sums refer to) and masses (sums of its weights).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+from cutlass import Float32, cute
+from cutlass.memory import SmemAllocator
+
+from . import cluster, memory, scalar
+
+WINDOW = 16
+QUAD = 4
+QUADS = WINDOW // QUAD
+
+_FP32_BYTES = 4
+
+
+def owned_windows(windows: int, splits: int) -> int:
+    """Windows of a CTA; the last CTAs of a cluster may have fewer."""
+    return -(-windows // splits)
+
+
+def received_bytes(windows: int, splits: int, heads: int) -> int:
+    """Shared memory of a CTA for what it receives."""
+    window = (WINDOW * owned_windows(windows, splits) + 2) * _FP32_BYTES
+    return splits * heads * window
+
+
+@dataclass(frozen=True)
+class SplitSums:
+    """sums: FP32 (source, window, head, column) of the owned windows. masses: FP32 (source, head,
+    2), maximum and mass. All in this CTA's shared memory; the same place in its peers' is theirs.
+    """
+
+    windows: int
+    splits: int
+    heads: int
+    sums: cute.Tensor
+    masses: cute.Tensor
+
+    @classmethod
+    def allocate(cls, shared: SmemAllocator, windows: int, splits: int, heads: int) -> SplitSums:
+        """Room for `splits` CTAs' sums of `heads` rows of `windows` windows."""
+        shape = splits, owned_windows(windows, splits), heads, WINDOW
+        sums = cute.make_ordered_layout(shape, order=(3, 2, 1, 0))
+        masses = cute.make_ordered_layout((splits, heads, 2), order=(2, 1, 0))
+        return cls(
+            windows=windows,
+            splits=splits,
+            heads=heads,
+            sums=shared.allocate_tensor(Float32, sums, memory.VECTOR_BYTES),
+            masses=shared.allocate_tensor(Float32, masses, memory.VECTOR_BYTES),
+        )
+
+    @property
+    def owned(self) -> int:
+        """Windows that this CTA has room for."""
+        return owned_windows(self.windows, self.splits)
+
+    def present(self, rank):
+        """Windows that CTA `rank` owns; none or less for the last ones of some clusters."""
+        return cutlass.min(self.owned, self.windows - rank * self.owned)
+
+    def send_quad(self, values: list[Float32], rank, window, head, quad) -> None:
+        """Stores this CTA's (`rank`) sums of QUAD columns where their owner merges them."""
+        place = self.sums[rank, window % self.owned, head, None].iterator + quad * QUAD
+        cluster.store(cluster.address_in(place, window // self.owned), values)
+
+    def send_mass(self, highest: Float32, mass: Float32, rank, head, target) -> None:
+        """Stores the maximum and mass of this CTA's (`rank`) weights of a head in a peer."""
+        place = self.masses[rank, head, None].iterator
+        cluster.store(cluster.address_in(place, target), [highest, mass])
+
+    def merge(self, window, head, quad) -> tuple:
+        """(FP32 sums of QUAD columns, mass, maximum) of all CTAs; every CTA's have arrived.
+
+        Without any key the maximum is -inf and the sums are NaN.
+        """
+        highest = self.masses[0, head, 0]
+        for source in range(1, self.splits):
+            highest = cute.arch.fmax(highest, self.masses[source, head, 0])
+        mass, merged = Float32(0.0), None
+        for source in range(self.splits):
+            factor = cute.arch.exp2(self.masses[source, head, 0] - highest)
+            mass = cute.math.fma(factor, self.masses[source, head, 1], mass)
+            part = memory.load_float(self.sums[source, window, head, None], quad, QUAD) * factor
+            merged = part if merged is None else merged + part
+        return merged, mass, highest
+
+
+def combine(masses: cute.Tensor, head) -> tuple[Float32, Float32]:
+    """(maximum, mass) of a head over a CTA's warps, from their FP32 (warp, head, 2)."""
+    warps = masses.shape[0]
+    highest = masses[0, head, 0]
+    for warp in range(1, warps):
+        highest = cute.arch.fmax(highest, masses[warp, head, 0])
+    mass = Float32(0.0)
+    for warp in range(warps):
+        share = cute.arch.exp2(masses[warp, head, 0] - highest) * masses[warp, head, 1]
+        # A warp without keys has no maximum, and no mass to add.
+        mass = mass + scalar.select(masses[warp, head, 1] == 0.0, Float32(0.0), share)
+    return highest, mass
