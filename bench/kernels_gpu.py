@@ -25,11 +25,14 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from kernel_cases import CASES, DEVICE, NAN, Verdict, noise
+from kernel_cases import CASES as PLAIN_CASES
+from kernel_cases import DEVICE, NAN, Verdict, noise
+from kernel_cases_sparse import CASES as SPARSE_CASES
 from torch import Tensor
 
 from kpipe.runtime.host.compile import compile_kernel, flags_of
 
+CASES = {**PLAIN_CASES, **SPARSE_CASES}
 ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
 QUERIES = (1, 4)
 REPLAYS = 50
@@ -90,7 +93,7 @@ class Bench:
                 self.record(name, all_flags, rows, q, "eager", case.check(given, done, q))
 
     def verify_captured(self) -> None:
-        """rms_norm -> dsa_index as a PDL chain, mla_value on a side stream, three layers deep.
+        """rms_norm -> dsa_index -> sparse_decode as a PDL chain, mla_value beside, three layers.
 
         Inputs change and outputs are poisoned again between capture and replay.
         """
@@ -165,14 +168,20 @@ class Bench:
             verdict.wrong.append(f"far slots: pages {touched[:4]} written, not {expected}")
         self.record("dsa_index", flags, 2, 1, "far slots", verdict)
 
+    def verify_far_rows(self) -> None:
+        """Cache rows whose byte offset passes 2^32."""
+        case = self.cases["sparse_decode"]
+        given = case.inputs(12, 1, far=True)
+        kernel, flags = self.compiled("sparse_decode")
+        done = run_eager(kernel, given, case.outputs)
+        self.record("sparse_decode", flags, 12, 1, "far rows", case.check(given, done, 1))
+
     def time(self) -> None:
         """Median microseconds a launch: one after the other, and chained with itself under PDL."""
         chains = ({"pdl": False, "release": False}, {})
         for (name, case), rows in itertools.product(self.cases.items(), ROWS):
-            given = case.inputs(rows, 1)
-            used = sum(tensor.numel() * tensor.element_size() for tensor in given.values())
-            count = min(MAX_SETS, max(16, 4 * l2_bytes() // used + 1))
-            sets = [given, *(case.inputs(rows, 1) for _ in range(count - 1))]
+            sets, used = timed_sets(case, rows)
+            given, count = sets[0], len(sets)
             for variant, chained in itertools.product(case.variants, chains):
                 kernel, flags = self.compiled(name, **variant, **chained)
                 kernel(*given.values())
@@ -237,6 +246,7 @@ def capture_layers(layers: list[dict], kernels: dict) -> torch.cuda.CUDAGraph:
                 launch(kernels, layer, "mla_value")
             launch(kernels, layer, "rms_norm")
             launch(kernels, layer, "dsa_index")
+            launch(kernels, layer, "sparse_decode")
             main.wait_stream(side)
     return graph
 
@@ -258,6 +268,23 @@ def replay_us(graph: torch.cuda.CUDAGraph) -> float:
         end.synchronize()
         times.append(1e3 * start.elapsed_time(end))
     return statistics.median(times[5:])
+
+
+def timed_sets(case, rows: int) -> tuple[list[dict[str, Tensor]], int]:
+    """Input sets of a timing, and the bytes that a launch touches of each.
+
+    A case whose launch touches little of a large operand makes them itself.
+    """
+    if hasattr(case, "timed_inputs"):
+        used = case.touched_bytes(rows)
+        return case.timed_inputs(rows, set_count(used)), used
+    given = case.inputs(rows, 1)
+    used = sum(tensor.numel() * tensor.element_size() for tensor in given.values())
+    return [given, *(case.inputs(rows, 1) for _ in range(set_count(used) - 1))], used
+
+
+def set_count(used: int) -> int:
+    return min(MAX_SETS, max(16, 4 * l2_bytes() // used + 1))
 
 
 def l2_bytes() -> int:
@@ -319,6 +346,7 @@ def main() -> int:
         bench.verify_captured()
         bench.verify_chain()
         bench.verify_far_slot()
+        bench.verify_far_rows()
         bench.time()
     gpu = torch.cuda.get_device_name()
     document = {"gpu": gpu, "versions": versions(), "records": bench.records}

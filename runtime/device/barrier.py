@@ -11,13 +11,12 @@ from __future__ import annotations
 from cutlass import Int64, cute
 
 
-def initialise(barriers: cute.Tensor, arrivals: int) -> None:
-    """Sets up every barrier of a one-dimensional tensor of 64-bit words.
+def initialise(barriers: cute.Tensor, place, arrivals: int) -> None:
+    """Sets up the barrier at `place` of a one-dimensional tensor of 64-bit words.
 
-    One thread of the CTA calls it; `publish` and a CTA (or cluster) barrier follow before use.
+    One thread calls it for each; `publish` and a CTA (or cluster) barrier follow before use.
     """
-    for place in range(cute.size(barriers)):
-        cute.arch.mbarrier_init(barriers.iterator + place, arrivals)
+    cute.arch.mbarrier_init(barriers.iterator + place, arrivals)
 
 
 def publish() -> None:

@@ -1,8 +1,8 @@
 """CTAs of a cluster: their barrier, and stores into each other's shared memory.
 
-A CTA may store into a peer's memory once the peer has started (`announce` in both, then
-`wait_for_all`), and must not end before its peers' stores into it have been waited for
-(`arrive`, then `wait_for_all`). All threads of all CTAs take part in every barrier.
+A CTA may store into a peer's memory once the peer has started and set up its barriers (`announce`
+in both, then `wait_for_all`; all threads of all CTAs take part), and must not end before what its
+peers send it has arrived.
 """
 
 from __future__ import annotations
@@ -17,13 +17,8 @@ MAX_CTAS = 16
 
 
 def announce() -> None:
-    """Arrives at the cluster's barrier without ordering any memory access."""
+    """Arrives at the cluster's barrier; orders no memory access but published barriers."""
     cute.arch.cluster_arrive_relaxed()
-
-
-def arrive() -> None:
-    """Arrives at the cluster's barrier; this thread's earlier stores come with it."""
-    cute.arch.cluster_arrive()
 
 
 def wait_for_all() -> None:
@@ -53,17 +48,24 @@ def address_in(pointer, rank, *, loc=None, ip=None) -> Int32:
 
 
 @dsl_user_op
-def store(address: Int32, values: list[Float32], *, loc=None, ip=None) -> None:
-    """Stores one, two or four FP32 values at an address of `address_in` (aligned to their size)."""
-    vector = {1: "", 2: ".v2", 4: ".v4"}[len(values)]
-    names = ", ".join(f"${place + 1}" for place in range(len(values)))
+def send(address: Int32, values: list[Float32], barrier: Int32, *, loc=None, ip=None) -> None:
+    """Stores two or four FP32 values in a CTA's memory and counts their bytes at its barrier.
+
+    Both addresses come from `address_in` with the same rank, and are aligned to the values' size.
+    The call returns at once; what waits for the barrier's phase sees the values.
+    """
+    count = len(values)
+    names = ", ".join(f"${place + 1}" for place in range(count))
     llvm.inline_asm(
         None,
-        [address.ir_value(loc=loc, ip=ip), *(v.ir_value(loc=loc, ip=ip) for v in values)],
-        f"st.shared::cluster{vector}.f32 [$0], {{{names}}};"
-        if vector
-        else "st.shared::cluster.f32 [$0], $1;",
-        "r" + ",f" * len(values) + ",~{memory}",
+        [
+            address.ir_value(loc=loc, ip=ip),
+            *(value.ir_value(loc=loc, ip=ip) for value in values),
+            barrier.ir_value(loc=loc, ip=ip),
+        ],
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes"
+        f".v{count}.f32 [$0], {{{names}}}, [${count + 1}];",
+        "r" + ",f" * count + ",r,~{memory}",
         has_side_effects=True,
         is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT,

@@ -24,6 +24,9 @@ _ODD_MAGNITUDES, _ODD_SIGNS = 0x3F80_3F80, 0x8000_8000
 SPREAD_EXPONENT = 8
 """F16 exponents are biased by 15, E4M3 exponents by 7."""
 
+SPREAD_PAIR = 0x1C00_1C00
+"""2^-SPREAD_EXPONENT twice; E4M3 values times it are exact in F16."""
+
 
 @dsl_user_op
 def widen_e4m3(word: Uint32, *, loc=None, ip=None) -> tuple[Uint32, Uint32]:

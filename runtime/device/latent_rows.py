@@ -48,32 +48,41 @@ def code_words(row: cute.Tensor, columns: int, group_lane) -> list[Uint32]:
     return words
 
 
-def spreads(step: int) -> bool:
-    """True for the steps whose codes become F16 by shifted bits instead of by conversion."""
-    return step % 2 == 1
+def spreads(place: int) -> bool:
+    """True for the steps, or windows, whose codes become F16 by bits instead of by conversion."""
+    return place % 2 == 1
 
 
 def code_fragments(upper: cute.Tensor, lower: cute.Tensor, columns: int, group_lane) -> list:
-    """A fragments in F16 of every step of two rows' first `columns` codes (rows g and g + 8)."""
+    """A fragments in F16 of every step of two rows' first `columns` codes (rows g and g + 8).
+
+    Products with the keys come out 2^-SPREAD_EXPONENT times what they are, whichever way the
+    codes of a step become F16.
+    """
     fragments = []
     rows = (code_words(row, columns, group_lane) for row in (upper, lower))
     for step, words in enumerate(zip(*rows, strict=True)):
-        widen = half.widen_interleaved if spreads(step) else half.widen_e4m3
-        a, b = (widen(word) for word in words)
+        if spreads(step):
+            a, b = (half.widen_interleaved(word) for word in words)
+        else:
+            less = Uint32(half.SPREAD_PAIR)
+            a, b = ([half.multiply(p, less) for p in half.widen_e4m3(word)] for word in words)
         fragments.append((a[0], b[0], a[1], b[1]))
     return fragments
 
 
-def code_products(fragments: list, words: list[Uint32]) -> list[Float32]:
-    """C fragment of A fragments times codes; what spreads is summed by itself and scaled back."""
-    widened, spread = mma.zero_accumulator(), mma.zero_accumulator()
-    for step, word in enumerate(words):
-        if spreads(step):
-            spread = mma.mma_step_f16(fragments[step], half.spread_interleaved(word), spread)
-        else:
-            widened = mma.mma_step_f16(fragments[step], half.widen_e4m3(word), widened)
-    factor = Float32(2.0**half.SPREAD_EXPONENT)
-    return [cute.math.fma(a, factor, b) for a, b in zip(spread, widened, strict=True)]
+def code_products(fragments: list, words: list[list[Uint32]]) -> list[list[Float32]]:
+    """C fragments of A fragments times the codes of several octets.
+
+    `words[octet]` is one word a step. The octets take turns, two chains of sums each: a step
+    need not wait for the one before.
+    """
+    chains = [[mma.zero_accumulator() for _ in range(2)] for _ in words]
+    for step, fragment in enumerate(fragments):
+        for octet, sums in zip(words, chains, strict=True):
+            pairs = (half.spread_interleaved if spreads(step) else half.widen_e4m3)(octet[step])
+            sums[step % 2] = mma.mma_step_f16(fragment, pairs, sums[step % 2])
+    return [[a + b for a, b in zip(*sums, strict=True)] for sums in chains]
 
 
 @dataclass(frozen=True)
@@ -98,16 +107,17 @@ class Fp8TensorRows:
     def query_fragments(self, upper: cute.Tensor, lower: cute.Tensor, group_lane) -> tuple:
         """A fragments of query rows g and g + 8, and what their scores are to be multiplied by."""
         fragments = code_fragments(upper, lower, self.row_bytes, group_lane)
-        return fragments, [Float32(1.0)] * 2
+        return fragments, [Float32(2.0**half.SPREAD_EXPONENT)] * 2
 
-    def scores(self, fragments: list, row: cute.Tensor, column_rows, group_lane) -> list[Float32]:
-        """C fragment: the query's rows times eight keys; `row` is key column g.
+    def scores(self, fragments: list, rows: list, lane_rows: list, group_lane) -> list:
+        """C fragments of octets of keys: `rows[octet]` is key column g of it.
 
-        `column_rows` are the rows of this lane's two columns of C.
+        `lane_rows` are the rows of this lane's columns of C, two an octet.
         """
-        return code_products(fragments, code_words(row, self.row_bytes, group_lane))
+        words = [code_words(row, self.row_bytes, group_lane) for row in rows]
+        return code_products(fragments, words)
 
-    def weigh(self, weights: list, maxima: list, key_rows, first_column) -> tuple[list, list]:
+    def weigh(self, weights: list, maxima: list, lane_rows, first_column) -> tuple[list, list]:
         """P as it stands: the rows have no scales of their own."""
         return weights, maxima
 
@@ -153,12 +163,13 @@ class Fp8DsMlaRows:
             steps = []
             for step, (first, second) in enumerate(zip(pairs[::2], pairs[1::2], strict=True)):
                 a, b, c, d = (element * factor for element in (*first, *second))
+                less = Float32(2.0**-half.SPREAD_EXPONENT)
                 if step >= self.kv_lora // STEP:
                     steps.append((half.pack_bf16(a, b), half.pack_bf16(c, d)))
                 elif spreads(step):
                     steps.append((half.pack(a, c), half.pack(b, d)))
                 else:
-                    steps.append((half.pack(a, b), half.pack(c, d)))
+                    steps.append((half.pack(a * less, b * less), half.pack(c * less, d * less)))
             sides.append(steps)
         fragments = [
             (upper_pairs[0], lower_pairs[0], upper_pairs[1], lower_pairs[1])
@@ -179,46 +190,55 @@ class Fp8DsMlaRows:
             words += [vector[place] for place in range(_STEP_WORDS)]
         return words
 
-    def scores(self, fragments: list, row: cute.Tensor, column_rows, group_lane) -> list[Float32]:
+    def scores(self, fragments: list, rows: list, lane_rows: list, group_lane) -> list:
         """As for fp8_tensor; every group of codes is summed by itself and then takes its scale."""
-        words = code_words(row, self.kv_lora, group_lane)
-        total = mma.zero_accumulator()
+        words = [code_words(row, self.kv_lora, group_lane) for row in rows]
         position = fragments[self.kv_lora // STEP :]
+        totals = [self._position_scores(position, row, group_lane) for row in rows]
+        factor = Float32(2.0**half.SPREAD_EXPONENT)
+        for group in range(self.kv_lora // SCALE_GROUP):
+            mine = slice(group * _GROUP_STEPS, (group + 1) * _GROUP_STEPS)
+            products = code_products(fragments[mine], [octet[mine] for octet in words])
+            for octet, sums in enumerate(products):
+                pair = lane_rows[2 * octet : 2 * octet + 2]
+                scales = [self._scale(row, group) * factor for row in pair]
+                totals[octet] = [
+                    cute.math.fma(sums[place], scales[place % 2], totals[octet][place])
+                    for place in range(4)
+                ]
+        return totals
+
+    def _position_scores(self, fragments: list, row: cute.Tensor, group_lane) -> list[Float32]:
+        """C fragment of the position part of one octet."""
+        total = mma.zero_accumulator()
         for piece in range(self.pe // mma.K_SLICE):
             place = self._pe_offset // memory.VECTOR_BYTES + piece * mma.GROUP_LANES + group_lane
             vector = memory.load_words(row, place)
             for step in range(2):
                 pair = vector[2 * step], vector[2 * step + 1]
-                total = mma.mma_step(position[2 * piece + step], pair, total)
-        for group in range(self.kv_lora // SCALE_GROUP):
-            mine = slice(group * _GROUP_STEPS, (group + 1) * _GROUP_STEPS)
-            sums = code_products(fragments[mine], words[mine])
-            scales = [self._scale(column_row, group) for column_row in column_rows]
-            total = [
-                cute.math.fma(sums[place], scales[place % 2], total[place]) for place in range(4)
-            ]
+                total = mma.mma_step(fragments[2 * piece + step], pair, total)
         return total
 
-    def weigh(self, weights: list, maxima: list, key_rows, first_column) -> tuple[list, list]:
+    def weigh(self, weights: list, maxima: list, lane_rows, first_column) -> tuple[list, list]:
         """P times the scale of each key for the columns from `first_column` on, and its maxima.
 
-        `key_rows` are the rows of the four keys that this lane's weights belong to. The products
-        are moved by a power of two so that the largest of a row of P lies within 0.5..1.
+        `lane_rows` are the rows of the keys that this lane's weights belong to. The products are
+        moved by a power of two so that the largest of a row of P lies within 0.5..1.
         """
-        group = first_column // SCALE_GROUP
-        scales = [self._scale(row, group) for row in key_rows]
-        moved, references = [None] * 4, []
+        scales = [self._scale(row, first_column // SCALE_GROUP) for row in lane_rows]
+        moved, references = [[None] * 4 for _ in weights], []
         for side in range(2):
-            values = [*half.unpack(weights[side]), *half.unpack(weights[side + 2])]
+            places = [(part, word) for part in range(len(weights)) for word in (side, side + 2)]
+            values = [v for part, word in places for v in half.unpack(weights[part][word])]
             values = [value * scale for value, scale in zip(values, scales, strict=True)]
-            largest = values[0]
-            for value in (-values[0], *values[1:], *(-value for value in values[1:])):
-                largest = cute.arch.fmax(largest, value)
+            largest = Float32(0.0)
+            for value in values:
+                largest = cute.arch.fmax(largest, cute.arch.fmax(value, -value))
             exponent = scalar.exponent_above(reduce.lanes_max(largest, mma.GROUP_LANES))
             factor = cute.arch.exp2(-exponent)
-            values = [value * factor for value in values]
-            moved[side] = half.pack(values[0], values[1])
-            moved[side + 2] = half.pack(values[2], values[3])
+            for at, (part, word) in enumerate(places):
+                first, second = values[2 * at], values[2 * at + 1]
+                moved[part][word] = half.pack(first * factor, second * factor)
             references.append(maxima[side] + exponent)
         return moved, references
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cutlass
 from cutlass import Float32, Uint8, Uint32, cute
 from cutlass.memory import SmemAllocator
 
@@ -21,14 +22,14 @@ _WORD_BYTES = 4
 
 def slot_bytes(pitch: int) -> int:
     """Shared memory of one slot whose rows lie `pitch` bytes apart, barriers included."""
-    words = reduce.WARP * _WORDS + mma.TILE_M
+    words = softmax.FRAGMENTS * reduce.WARP * _WORDS + mma.TILE_M
     return softmax.GROUP * pitch + words * _WORD_BYTES + _BARRIERS * barrier.WORD.width // 8
 
 
 @dataclass(frozen=True)
 class Slots:
-    """keys: u8 (slot, key, byte). weights: u32 (slot, lane, word), fragments as the lanes hold
-    them. maxima: FP32 (slot, head), what the weights refer to. The rest: barriers, one a slot.
+    """keys: u8 (slot, key, byte). weights: u32 (slot, fragment, lane, word), as the lanes
+    hold them. maxima: FP32 (slot, head), what the weights refer to. The rest: barriers, one a slot.
     """
 
     count: int
@@ -50,30 +51,32 @@ class Slots:
         return cls(
             count=count,
             keys=tensor(Uint8, count, softmax.GROUP, pitch, align=_ALIGN),
-            weights=tensor(Uint32, count, reduce.WARP, _WORDS),
+            weights=tensor(Uint32, count, softmax.FRAGMENTS, reduce.WARP, _WORDS),
             maxima=tensor(Float32, count, mma.TILE_M),
             ready=tensor(barrier.WORD, count),
             scored=tensor(barrier.WORD, count),
             free=tensor(barrier.WORD, count),
         )
 
-    def initialise(self, value_warps: int) -> None:
-        """Sets up the barriers; one thread calls it, a CTA barrier follows.
+    @cute.jit
+    def initialise(self, value_warps: cutlass.Constexpr, thread):
+        """Sets up the barriers, one slot a thread; a CTA barrier follows.
 
         A slot is ready when every lane of its gathering warp has its copies, scored when its
         scoring warp says so, free when all `value_warps` have.
         """
-        barrier.initialise(self.ready, reduce.WARP)
-        barrier.initialise(self.scored, 1)
-        barrier.initialise(self.free, value_warps)
-        barrier.publish()
+        if thread < self.count:
+            barrier.initialise(self.ready, thread, reduce.WARP)
+            barrier.initialise(self.scored, thread, 1)
+            barrier.initialise(self.free, thread, value_warps)
+            barrier.publish()
 
     def wait_ready(self, group) -> None:
         """Until the keys of a group lie in its slot."""
         barrier.wait(self.ready, group % self.count, group // self.count % 2)
 
     def wait_scored(self, group) -> None:
-        """Until the weights of a group lie in its slot."""
+        """Until the weights of a group lie in its slot, and so its keys."""
         barrier.wait(self.scored, group % self.count, group // self.count % 2)
 
     def wait_free(self, group) -> None:

@@ -13,13 +13,14 @@ import cutlass
 from cutlass import Float32, cute
 from cutlass.memory import SmemAllocator
 
-from . import cluster, memory, scalar
+from . import barrier, cluster, memory, scalar
 
 WINDOW = 16
 QUAD = 4
 QUADS = WINDOW // QUAD
 
 _FP32_BYTES = 4
+_MASS_BYTES = 2 * _FP32_BYTES
 
 
 def owned_windows(windows: int, splits: int) -> int:
@@ -29,14 +30,15 @@ def owned_windows(windows: int, splits: int) -> int:
 
 def received_bytes(windows: int, splits: int, heads: int) -> int:
     """Shared memory of a CTA for what it receives."""
-    window = (WINDOW * owned_windows(windows, splits) + 2) * _FP32_BYTES
-    return splits * heads * window
+    sums = owned_windows(windows, splits) * WINDOW * _FP32_BYTES
+    return splits * heads * (sums + _MASS_BYTES)
 
 
 @dataclass(frozen=True)
 class SplitSums:
     """sums: FP32 (source, window, head, column) of the owned windows. masses: FP32 (source, head,
-    2), maximum and mass. All in this CTA's shared memory; the same place in its peers' is theirs.
+    2), maximum and mass. arrived: the barrier that counts their bytes. All in this CTA's shared
+    memory; the same place in its peers' is theirs.
     """
 
     windows: int
@@ -44,6 +46,7 @@ class SplitSums:
     heads: int
     sums: cute.Tensor
     masses: cute.Tensor
+    arrived: cute.Tensor
 
     @classmethod
     def allocate(cls, shared: SmemAllocator, windows: int, splits: int, heads: int) -> SplitSums:
@@ -57,7 +60,23 @@ class SplitSums:
             heads=heads,
             sums=shared.allocate_tensor(Float32, sums, memory.VECTOR_BYTES),
             masses=shared.allocate_tensor(Float32, masses, memory.VECTOR_BYTES),
+            arrived=shared.allocate_tensor(barrier.WORD, cute.make_layout(1), memory.VECTOR_BYTES),
         )
+
+    def expect(self, rank) -> None:
+        """Sets up the barrier of CTA `rank`; one thread calls it ahead of the cluster's barrier."""
+        window_bytes = self.heads * WINDOW * _FP32_BYTES
+        present = cutlass.max(self.present(rank), 0)
+        barrier.initialise(self.arrived, 0, 1)
+        barrier.publish()
+        mass_bytes = self.heads * _MASS_BYTES
+        barrier.arrive_expecting(
+            self.arrived, 0, (present * window_bytes + mass_bytes) * self.splits
+        )
+
+    def wait(self) -> None:
+        """Returns once all that this CTA merges has arrived."""
+        barrier.wait(self.arrived, 0, 0)
 
     @property
     def owned(self) -> int:
@@ -69,14 +88,17 @@ class SplitSums:
         return cutlass.min(self.owned, self.windows - rank * self.owned)
 
     def send_quad(self, values: list[Float32], rank, window, head, quad) -> None:
-        """Stores this CTA's (`rank`) sums of QUAD columns where their owner merges them."""
+        """Sends this CTA's (`rank`) sums of QUAD columns to their owner."""
         place = self.sums[rank, window % self.owned, head, None].iterator + quad * QUAD
-        cluster.store(cluster.address_in(place, window // self.owned), values)
+        self._send(place, values, window // self.owned)
 
     def send_mass(self, highest: Float32, mass: Float32, rank, head, target) -> None:
-        """Stores the maximum and mass of this CTA's (`rank`) weights of a head in a peer."""
-        place = self.masses[rank, head, None].iterator
-        cluster.store(cluster.address_in(place, target), [highest, mass])
+        """Sends the maximum and mass of this CTA's (`rank`) weights of a head to a CTA."""
+        self._send(self.masses[rank, head, None].iterator, [highest, mass], target)
+
+    def _send(self, place, values: list[Float32], target) -> None:
+        counter = cluster.address_in(self.arrived.iterator, target)
+        cluster.send(cluster.address_in(place, target), values, counter)
 
     def merge(self, window, head, quad) -> tuple:
         """(FP32 sums of QUAD columns, mass, maximum) of all CTAs; every CTA's have arrived.

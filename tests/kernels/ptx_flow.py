@@ -15,12 +15,17 @@ RELEASE = "griddepcontrol.launch_dependents"
 
 _REGISTER = re.compile(r"%[a-z]+\d+")
 _PARAMETER = re.compile(r"_param_(\d+)(\+\d+)?\]")
+_ACCESS = re.compile(r"(ld|st)\.global\S*\s.*?\[(?P<address>[^\]]+)\]")
+_ASYNC_LOAD = re.compile(r"cp\.async\.\S*shared\.global\S*\s+\[[^\]]+\],\s*\[(?P<address>[^\]]+)\]")
 _BRANCH = re.compile(r"(@!?%p\d+ )?bra(\.uni)?\s+(\$\w+);")
 
 
 @dataclass(frozen=True)
 class GlobalAccess:
-    """One global load or store: its text, its parameters, whether a wait dominates it."""
+    """One global load (a copy to shared memory as well) or store.
+
+    Its text, its parameters, whether a wait dominates it.
+    """
 
     text: str
     parameters: frozenset[int]
@@ -35,11 +40,12 @@ def global_accesses(ptx: str) -> list[GlobalAccess]:
     waited = _behind_wait(lines)
     found = []
     for number, line in enumerate(lines):
-        match = re.match(r"(ld|st)\.global\S*\s.*?\[([^\]]+)\]", line)
+        match = _ACCESS.match(line) or _ASYNC_LOAD.match(line)
         if match:
-            address = _REGISTER.findall(match[2])
+            address = _REGISTER.findall(match["address"])
             parameters = frozenset().union(*(sources.get(name, frozenset()) for name in address))
-            found.append(GlobalAccess(line, parameters, waited[number], match[1] == "ld"))
+            is_load = not line.startswith("st")
+            found.append(GlobalAccess(line, parameters, waited[number], is_load))
     return found
 
 

@@ -25,11 +25,17 @@ from kpipe.runtime.host.compile import (
 
 ROOT = Path(__file__).parents[2]
 ARCHS = ("sm_90a", "sm_100a")
-KERNELS = {"rms_norm": "RmsNorm", "dsa_index": "DsaIndex", "mla_value": "MlaValue"}
+KERNELS = {
+    "rms_norm": "RmsNorm",
+    "dsa_index": "DsaIndex",
+    "mla_value": "MlaValue",
+    "sparse_decode": "SparseDecode",
+}
 WEIGHTS = {
     "rms_norm": {"q_norm"},
     "dsa_index": {"index_k_norm", "index_k_bias"},
     "mla_value": {"w_uv"},
+    "sparse_decode": {"q_scale", "k_scale"},
 }
 KIMI = {
     "hidden": 7168,
@@ -41,6 +47,7 @@ KIMI = {
     "v_dim": 128,
     "index_heads": 32,
     "index_dim": 128,
+    "top_k": 2048,
 }
 SMALL = {
     "hidden": 256,
@@ -52,6 +59,7 @@ SMALL = {
     "v_dim": 32,
     "index_heads": 4,
     "index_dim": 32,
+    "top_k": 16,
 }
 GEOMETRIES = {"kimi": KIMI, "small": SMALL}
 _SERIAL = itertools.count()
@@ -77,15 +85,17 @@ def context(dims: dict[str, int]) -> dict:
     scalars = {"rms_eps": 1e-6, "index_eps": 1e-6, "softmax_scale": 192**-0.5}
     return {
         "spec": "pipelines/example.yaml",
-        "dims": {**dims, "latent": widths["kv_a"], "pitch": starts[-1]},
+        "dims": {**dims, "latent": widths["kv_a"], "pitch": starts[-1], "tp": 8},
         "columns": dict(zip(widths, starts, strict=False)),
-        "pages": {"index_kv": 64},
+        "pages": {"index_kv": 64, "latent_kv": 64},
+        "formats": {"index_kv": "index_fp8", "latent_kv": "fp8_tensor"},
+        "parallel": {"tp": 8, "dcp": None},
         "scalars": scalars,
     }
 
 
 def render(folder: Path, geometry: str) -> None:
-    """Writes the three kernels of a geometry as real files."""
+    """Writes the kernels of a geometry as real files."""
     loader = FileSystemLoader(ROOT / "templates")
     options = {"undefined": StrictUndefined, "keep_trailing_newline": True}
     environment = Environment(loader=loader, autoescape=False, **options)
