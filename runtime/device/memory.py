@@ -6,6 +6,7 @@ from math import gcd
 
 import cutlass
 from cutlass import cute
+from cutlass.memory import SmemAllocator
 
 VECTOR_BYTES = 16
 """Widest access of one thread."""
@@ -26,6 +27,12 @@ def vector_at(row: cute.Tensor, index, width: int) -> cute.Tensor:
     result is one access as wide as `width` where these allow it.
     """
     return cute.local_tile(row, (width,), (index,))
+
+
+def allocate(shared: SmemAllocator, dtype, *shape: int, align: int = VECTOR_BYTES) -> cute.Tensor:
+    """A row-major tensor in shared memory."""
+    layout = cute.make_ordered_layout(shape, order=tuple(reversed(range(len(shape)))))
+    return shared.allocate_tensor(dtype, layout, align)
 
 
 def load_float(row: cute.Tensor, index, width: int) -> cute.TensorSSA:

@@ -43,19 +43,14 @@ class Slots:
     @classmethod
     def allocate(cls, shared: SmemAllocator, count: int, pitch: int) -> Slots:
         """`count` slots of a group of keys each."""
-
-        def tensor(dtype, *shape: int, align: int = memory.VECTOR_BYTES) -> cute.Tensor:
-            layout = cute.make_ordered_layout(shape, order=tuple(reversed(range(len(shape)))))
-            return shared.allocate_tensor(dtype, layout, align)
-
         return cls(
             count=count,
-            keys=tensor(Uint8, count, softmax.GROUP, pitch, align=_ALIGN),
-            weights=tensor(Uint32, count, softmax.FRAGMENTS, reduce.WARP, _WORDS),
-            maxima=tensor(Float32, count, mma.TILE_M),
-            ready=tensor(barrier.WORD, count),
-            scored=tensor(barrier.WORD, count),
-            free=tensor(barrier.WORD, count),
+            keys=memory.allocate(shared, Uint8, count, softmax.GROUP, pitch, align=_ALIGN),
+            weights=memory.allocate(shared, Uint32, count, softmax.FRAGMENTS, reduce.WARP, _WORDS),
+            maxima=memory.allocate(shared, Float32, count, mma.TILE_M),
+            ready=memory.allocate(shared, barrier.WORD, count),
+            scored=memory.allocate(shared, barrier.WORD, count),
+            free=memory.allocate(shared, barrier.WORD, count),
         )
 
     @cute.jit

@@ -13,7 +13,7 @@ import cutlass
 from cutlass import Float32, cute
 from cutlass.memory import SmemAllocator
 
-from . import barrier, cluster, memory, scalar
+from . import barrier, cluster, memory, mma, scalar
 
 WINDOW = 16
 QUAD = 4
@@ -51,16 +51,14 @@ class SplitSums:
     @classmethod
     def allocate(cls, shared: SmemAllocator, windows: int, splits: int, heads: int) -> SplitSums:
         """Room for `splits` CTAs' sums of `heads` rows of `windows` windows."""
-        shape = splits, owned_windows(windows, splits), heads, WINDOW
-        sums = cute.make_ordered_layout(shape, order=(3, 2, 1, 0))
-        masses = cute.make_ordered_layout((splits, heads, 2), order=(2, 1, 0))
+        owned = owned_windows(windows, splits)
         return cls(
             windows=windows,
             splits=splits,
             heads=heads,
-            sums=shared.allocate_tensor(Float32, sums, memory.VECTOR_BYTES),
-            masses=shared.allocate_tensor(Float32, masses, memory.VECTOR_BYTES),
-            arrived=shared.allocate_tensor(barrier.WORD, cute.make_layout(1), memory.VECTOR_BYTES),
+            sums=memory.allocate(shared, Float32, splits, owned, heads, WINDOW),
+            masses=memory.allocate(shared, Float32, splits, heads, 2),
+            arrived=memory.allocate(shared, barrier.WORD, 1),
         )
 
     def expect(self, rank) -> None:
@@ -92,9 +90,17 @@ class SplitSums:
         place = self.sums[rank, window % self.owned, head, None].iterator + quad * QUAD
         self._send(place, values, window // self.owned)
 
-    def send_mass(self, highest: Float32, mass: Float32, rank, head, target) -> None:
-        """Sends the maximum and mass of this CTA's (`rank`) weights of a head to a CTA."""
-        self._send(self.masses[rank, head, None].iterator, [highest, mass], target)
+    @cute.jit
+    def send_masses(self, masses: cute.Tensor, rank, thread, threads: cutlass.Constexpr):
+        """Sends the maximum and mass of this CTA's (`rank`) weights of every head to every CTA.
+
+        `masses` is FP32 (warp, head, 2), for TILE_M heads; the first `threads` threads call it.
+        """
+        head = thread % mma.TILE_M
+        if head < self.heads:
+            values = combine(masses, head)
+            for target in cutlass.range(thread // mma.TILE_M, self.splits, threads // mma.TILE_M):
+                self._send(self.masses[rank, head, None].iterator, values, target)
 
     def _send(self, place, values: list[Float32], target) -> None:
         counter = cluster.address_in(self.arrived.iterator, target)
@@ -117,8 +123,8 @@ class SplitSums:
         return merged, mass, highest
 
 
-def combine(masses: cute.Tensor, head) -> tuple[Float32, Float32]:
-    """(maximum, mass) of a head over a CTA's warps, from their FP32 (warp, head, 2)."""
+def combine(masses: cute.Tensor, head) -> list[Float32]:
+    """Maximum and mass of a head over a CTA's warps, from their FP32 (warp, head, 2)."""
     warps = masses.shape[0]
     highest = masses[0, head, 0]
     for warp in range(1, warps):
@@ -128,4 +134,4 @@ def combine(masses: cute.Tensor, head) -> tuple[Float32, Float32]:
         share = cute.arch.exp2(masses[warp, head, 0] - highest) * masses[warp, head, 1]
         # A warp without keys has no maximum, and no mass to add.
         mass = mass + scalar.select(masses[warp, head, 1] == 0.0, Float32(0.0), share)
-    return highest, mass
+    return [highest, mass]

@@ -97,7 +97,7 @@ def context(dims: dict[str, int]) -> dict:
 def render(folder: Path, geometry: str) -> None:
     """Writes the kernels of a geometry as real files."""
     loader = FileSystemLoader(ROOT / "templates")
-    options = {"undefined": StrictUndefined, "keep_trailing_newline": True}
+    options = {"undefined": StrictUndefined, "keep_trailing_newline": True, "trim_blocks": True}
     environment = Environment(loader=loader, autoescape=False, **options)
     for name in KERNELS:
         template = environment.get_template(f"kernels/{name}.py.jinja")

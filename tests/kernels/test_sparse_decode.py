@@ -33,7 +33,11 @@ def render(folder: Path, form: str, dcp: int | None, heads: int, dims: dict) -> 
     given["parallel"] = {"tp": 8, "dcp": dcp}
     loader = FileSystemLoader(ROOT / "templates")
     environment = Environment(
-        loader=loader, undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+        loader=loader,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        autoescape=False,
     )
     path = folder / f"sparse_{form}_{dcp}_{heads}_{dims['kv_lora']}.py"
     text = environment.get_template("kernels/sparse_decode.py.jinja").render(given)
