@@ -30,11 +30,12 @@ from kernel_cases import CASES as SMALL_CASES
 from kernel_cases import DEVICE, NAN, Verdict, noise
 from kernel_cases_scores import CASES as SCORES_CASES
 from kernel_cases_select import CASES as SELECT_CASES
+from kernel_cases_sparse import CASES as SPARSE_CASES
 from torch import Tensor
 
 from kpipe.runtime.host.compile import compile_kernel, flags_of
 
-CASES = {**SMALL_CASES, **GEMM_CASES, **SCORES_CASES, **SELECT_CASES}
+CASES = {**SMALL_CASES, **GEMM_CASES, **SCORES_CASES, **SELECT_CASES, **SPARSE_CASES}
 SIDE = ("mla_value",)
 """Kernels that run beside the others in a captured layer."""
 ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
@@ -174,15 +175,20 @@ class Bench:
             verdict.wrong.append(f"far slots: pages {touched[:4]} written, not {expected}")
         self.record("dsa_index", flags, 2, 1, "far slots", verdict)
 
+    def verify_far_rows(self) -> None:
+        """Cache rows whose byte offset passes 2^32."""
+        case = self.cases["sparse_decode"]
+        given = case.inputs(12, 1, far=True)
+        kernel, flags = self.compiled("sparse_decode")
+        done = run_eager(kernel, given, case.outputs)
+        self.record("sparse_decode", flags, 12, 1, "far rows", case.check(given, done, 1))
+
     def time(self) -> None:
         """Median microseconds a launch: one after the other, and chained with itself under PDL."""
         chains = ({"pdl": False, "release": False}, {})
         for (name, case), rows in itertools.product(self.cases.items(), ROWS):
-            inputs = getattr(case, "timed", case.inputs)
-            given = inputs(rows, 1)
-            used = sum(tensor.numel() * tensor.element_size() for tensor in given.values())
-            count = min(MAX_SETS, max(16, 4 * l2_bytes() // used + 1))
-            sets = [given, *(inputs(rows, 1) for _ in range(count - 1))]
+            sets, used = timed_sets(case, rows)
+            given, count = sets[0], len(sets)
             for variant, chained in itertools.product(case.variants, chains):
                 kernel, flags = self.compiled(name, **variant, **chained)
                 kernel(*given.values())
@@ -277,6 +283,23 @@ def replay_us(graph: torch.cuda.CUDAGraph) -> float:
     return statistics.median(times[5:])
 
 
+def timed_sets(case, rows: int) -> tuple[list[dict[str, Tensor]], int]:
+    """Input sets of a timing, and the bytes that a launch touches of each.
+
+    A case whose launch touches little of a large operand makes them itself.
+    """
+    if hasattr(case, "timed_inputs"):
+        used = case.touched_bytes(rows)
+        return case.timed_inputs(rows, set_count(used)), used
+    given = case.inputs(rows, 1)
+    used = sum(tensor.numel() * tensor.element_size() for tensor in given.values())
+    return [given, *(case.inputs(rows, 1) for _ in range(set_count(used) - 1))], used
+
+
+def set_count(used: int) -> int:
+    return min(MAX_SETS, max(16, 4 * l2_bytes() // used + 1))
+
+
 def l2_bytes() -> int:
     return torch.cuda.get_device_properties(0).L2_cache_size
 
@@ -337,6 +360,7 @@ def main() -> int:
         bench.verify_captured()
         bench.verify_chain()
         bench.verify_far_slot()
+        bench.verify_far_rows()
         bench.time()
     gpu = torch.cuda.get_device_name()
     document = {"gpu": gpu, "versions": versions(), "records": bench.records}

@@ -119,14 +119,19 @@ _CONSTANTS = ("softmax_scale", "kv_lora", "lse_base")
 
 SPARSE_DECODE = Contract(
     name="sparse_decode",
-    doc="FP8 rows gathered by physical index, split over the selected keys, merged; head tiles of "
-    "16, so that 12 heads pay for 16 and not for 64.",
+    doc="FP8 rows gathered by physical index, split over the selected keys among the CTAs of a "
+    "cluster and merged in their shared memory; head tiles of 16, so that 12 heads pay for 16 and "
+    "not for 64.",
     operands=_core_operands("2", "zero, -inf"),
+    kernel="sparse_decode",
     flags=_DCP,
     constants=_CONSTANTS,
     reference="sparse_core:sparse_decode",
-    limits=Limits(cache_formats=("fp8_tensor", "fp8_ds_mla"), heads=((1, 128),)),
-    scratch=(Scratch("split_partials", "rows * splits * core_heads * (kv_lora + 1) * 4"),),
+    limits=Limits(
+        cache_formats=("fp8_tensor", "fp8_ds_mla"),
+        heads=((1, 128),),
+        divides=(("kv_lora", 128), ("latent", 16)),
+    ),
     lse_base="2",
     empty_row="zero, -inf",
     tile=("splits",),
@@ -141,7 +146,6 @@ SPARSE_PUSH = Contract(
     constants=(*_CONSTANTS, "shard"),
     reference="sparse_core:sparse_push",
     limits=Limits(cache_formats=("fp8_tensor", "fp8_ds_mla"), heads=((1, 128),), tp=False),
-    scratch=SPARSE_DECODE.scratch,
     lse_base="2",
     empty_row="zero, -inf",
     tile=("splits",),

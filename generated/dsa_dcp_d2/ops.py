@@ -165,6 +165,7 @@ OPS = (
             "lse_base": "2",
             "dcp": True,
         },
+        kernel="sparse_decode:SparseDecode",
     ),
     Op(
         name="topk_local",

@@ -152,6 +152,7 @@ OPS = (
         reference=sparse_core.sparse_decode,
         weights=("q_scale", "k_scale"),
         constants={"softmax_scale": SOFTMAX_SCALE, "kv_lora": KV_LORA, "lse_base": "2"},
+        kernel="sparse_decode:SparseDecode",
     ),
     Op(
         name="topk_select",

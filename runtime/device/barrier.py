@@ -28,8 +28,13 @@ def make_ready(barriers: cute.Pointer, count: int, arrivals: int) -> None:
         cute.arch.mbarrier_init(barriers + place, arrivals)
 
 
+def make_one_ready(barrier: cute.Pointer, arrivals: int) -> None:
+    """Initialises one barrier, as `make_ready` does several."""
+    cute.arch.mbarrier_init(barrier, arrivals)
+
+
 def fence_ready() -> None:
-    """Makes barriers that this thread has initialised visible to the copy engine."""
+    """Makes barriers that this thread has initialised visible to copies and to the cluster."""
     cute.arch.mbarrier_init_fence()
 
 

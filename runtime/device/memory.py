@@ -7,6 +7,7 @@ from math import gcd
 import cutlass
 from cutlass import Boolean, Float32, Uint16, Uint32, cute
 from cutlass.cute.arch import inline_ptx
+from cutlass.memory import SmemAllocator
 
 VECTOR_BYTES = 16
 """Widest access of one thread."""
@@ -27,6 +28,12 @@ def vector_at(row: cute.Tensor, index, width: int) -> cute.Tensor:
     result is one access as wide as `width` where these allow it.
     """
     return cute.local_tile(row, (width,), (index,))
+
+
+def allocate(shared: SmemAllocator, dtype, *shape: int, align: int = VECTOR_BYTES) -> cute.Tensor:
+    """A row-major tensor in shared memory."""
+    layout = cute.make_ordered_layout(shape, order=tuple(reversed(range(len(shape)))))
+    return shared.allocate_tensor(dtype, layout, align)
 
 
 def load_float(row: cute.Tensor, index, width: int) -> cute.TensorSSA:
@@ -99,3 +106,23 @@ def store_half(address: Uint32, value: Uint32, condition: Boolean) -> None:
         read_only_args=[address, Uint16(value)],
         predicate=condition,
     )
+
+
+def load_word(row: cute.Tensor, index) -> cutlass.Uint32:
+    """The `index`-th 32-bit word of a contiguous row with a 4-byte aligned base."""
+    width = 32 // row.element_type.width
+    return cute.recast_tensor(vector_at(row, index, width), cutlass.Uint32)[0]
+
+
+def vector_words(row: cute.Tensor, index, count: int) -> cute.TensorSSA:
+    """The `index`-th run of `count` 32-bit words of a contiguous row, aligned to its length."""
+    width = count * 32 // row.element_type.width
+    return cute.recast_tensor(vector_at(row, index, width), cutlass.Uint32).load()
+
+
+def store_words(row: cute.Tensor, words) -> None:
+    """Stores 32-bit words into the contiguous 32-bit elements of `row`, as one access."""
+    values = cute.make_rmem_tensor((len(words),), row.element_type)
+    for place, word in enumerate(words):
+        values[place] = word
+    row.store(values.load())

@@ -34,6 +34,7 @@ KERNELS = {
     "o_proj": "OProj",
     "index_scores": "IndexScores",
     "topk_select": "TopkSelect",
+    "sparse_decode": "SparseDecode",
 }
 WEIGHTS = {
     "rms_norm": {"q_norm"},
@@ -44,6 +45,7 @@ WEIGHTS = {
     "o_proj": {"o_proj"},
     "index_scores": set(),
     "topk_select": set(),
+    "sparse_decode": {"q_scale", "k_scale"},
 }
 MAPPED = {"packed_gemm", "index_gemm", "o_proj"}
 """Kernels whose two inputs travel as maps for the copy engine."""
@@ -99,10 +101,12 @@ def context(dims: dict[str, int]) -> dict:
     scalars = {"rms_eps": 1e-6, "index_eps": 1e-6, "softmax_scale": 192**-0.5}
     return {
         "spec": "pipelines/example.yaml",
-        "dims": {**dims, "latent": widths["kv_a"], "pitch": starts[-1]},
+        "dims": {**dims, "latent": widths["kv_a"], "pitch": starts[-1], "tp": 8},
         "columns": dict(zip(widths, starts, strict=False)),
         "pages": {"index_kv": 64, "latent_kv": 64},
         "row_bytes": {"latent_kv": widths["kv_a"]},
+        "formats": {"index_kv": "index_fp8", "latent_kv": "fp8_tensor"},
+        "parallel": {"tp": 8, "dcp": None},
         "scalars": scalars,
     }
 
@@ -110,7 +114,7 @@ def context(dims: dict[str, int]) -> dict:
 def render(folder: Path, geometry: str) -> None:
     """Writes the kernels of a geometry as real files."""
     loader = FileSystemLoader(ROOT / "templates")
-    options = {"undefined": StrictUndefined, "keep_trailing_newline": True}
+    options = {"undefined": StrictUndefined, "keep_trailing_newline": True, "trim_blocks": True}
     environment = Environment(loader=loader, autoescape=False, **options)
     for name in KERNELS:
         template = environment.get_template(f"kernels/{name}.py.jinja")
@@ -153,6 +157,7 @@ def parameters(module: ModuleType, name: str) -> list[str]:
 
     The map of an operand with dynamic rows is followed by their number.
     """
+    names = [spec.name for spec in module.operands()]
     return [names[0], *names] if name in MAPPED else names
 
 

@@ -1,0 +1,93 @@
+"""Softmax weights of a group of keys in fragments, under a running maximum.
+
+A group is OCTETS octets of keys whose scores are C fragments; the weights of two octets are one A
+fragment. Column 2t + b of an octet belongs to its key t + 4b: rows that eight lanes load together
+then lie an odd number of vectors times four apart, in different banks.
+
+Maxima are rounded up to integers, so that what refers to one is moved to another by an exact power
+of two. Arrays over sides hold rows g (side 0) and g + 8 (side 1) of the fragments.
+"""
+
+from __future__ import annotations
+
+from cutlass import Float32, cute
+
+from . import half, mma, reduce, scalar
+
+OCTET = mma.TILE_N
+OCTETS = 4
+GROUP = OCTETS * OCTET
+FRAGMENTS = OCTETS // 2
+SIDES = 2
+_APART = OCTET // 2
+
+
+def key_of_column(column):
+    """Key of an octet whose scores stand in column `column`."""
+    return column // 2 + column % 2 * _APART
+
+
+def lane_keys(group_lane) -> list:
+    """Keys of a group in the lane's columns: two of every octet."""
+    return [group_lane + octet * OCTET + side for octet in range(OCTETS) for side in (0, _APART)]
+
+
+def soften(
+    scores: list, present, scales: list, top: cute.Tensor, mass: cute.Tensor, group_lane
+) -> list:
+    """A fragments of the weights: exp2(score * scale - maximum), 0 from key `present` on.
+
+    `scores` holds the octets' C fragments, `scales` a factor a side. Moves the running maxima
+    `top` and adds to this lane's share `mass` of the weights' sum, both FP32 (side); the sum is
+    taken before the weights are rounded to F16.
+    """
+    fragments = [[None] * 4 for _ in range(FRAGMENTS)]
+    keys = lane_keys(group_lane)
+    for side in range(SIDES):
+        raw = [octet[2 * side + column] for octet in scores for column in range(2)]
+        raw = [
+            scalar.select(key < present, value, -Float32.inf)
+            for key, value in zip(keys, raw, strict=True)
+        ]
+        largest = reduce.lanes_max(_folded(cute.arch.fmax, raw), mma.GROUP_LANES)
+        moved = cute.arch.fmax(top[side], scalar.ceiling(largest * scales[side]))
+        weights = [cute.arch.exp2(cute.math.fma(value, scales[side], -moved)) for value in raw]
+        carried = mass[side] * cute.arch.exp2(top[side] - moved)
+        mass[side] = carried + _folded(lambda a, b: a + b, weights)
+        top[side] = moved
+        for octet in range(OCTETS):
+            word = half.pack(weights[2 * octet], weights[2 * octet + 1])
+            fragments[octet // 2][side + octet % 2 * SIDES] = word
+    return fragments
+
+
+def _folded(join, values: list):
+    """Neighbours joined until one value is left; as many values as a power of two."""
+    while len(values) > 1:
+        values = [join(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
+def refer(fragments: list, maxima: list, top: cute.Tensor) -> list:
+    """Weights under the group's `maxima` as weights under `top`, exact but for F16's range."""
+    factors = [cute.arch.exp2(maxima[side] - top[side]) for side in range(SIDES)]
+    pairs = [half.pack(factor, factor) for factor in factors]
+    return [
+        [half.multiply(word, pairs[place % SIDES]) for place, word in enumerate(words)]
+        for words in fragments
+    ]
+
+
+def move(total: cute.Tensor, top: cute.Tensor, moved: list) -> None:
+    """Refers sums to the maxima `moved` instead of `top`, which becomes the same.
+
+    `total` is FP32 (tile, element of its C fragment).
+    """
+    for side in range(SIDES):
+        factor = cute.arch.exp2(top[side] - moved[side])
+        # Before the first key both are -inf.
+        factor = scalar.select(top[side] == moved[side], Float32(1.0), factor)
+        top[side] = moved[side]
+        for tile in range(total.shape[0]):
+            for place in (2 * side, 2 * side + 1):
+                total[tile, place] = total[tile, place] * factor

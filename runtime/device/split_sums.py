@@ -1,0 +1,136 @@
+"""Sums over parts of a row's keys, on their way through the shared memory of a cluster.
+
+Columns go in windows of 16, QUAD columns a lane; CTA r of a cluster owns windows r * owned and
+on, receives every CTA's sums of them and adds them in the order of the CTAs. Next to the sums
+every CTA receives every CTA's maxima (what its sums refer to) and masses (sums of its weights).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+from cutlass import Float32, Int64, cute
+from cutlass.memory import SmemAllocator
+
+from . import barrier, cluster, memory, mma, scalar
+
+WINDOW = 16
+QUAD = 4
+QUADS = WINDOW // QUAD
+
+_FP32_BYTES = 4
+_MASS_BYTES = 2 * _FP32_BYTES
+
+
+def owned_windows(windows: int, splits: int) -> int:
+    """Windows of a CTA; the last CTAs of a cluster may have fewer."""
+    return -(-windows // splits)
+
+
+def received_bytes(windows: int, splits: int, heads: int) -> int:
+    """Shared memory of a CTA for what it receives."""
+    sums = owned_windows(windows, splits) * WINDOW * _FP32_BYTES
+    return splits * heads * (sums + _MASS_BYTES)
+
+
+@dataclass(frozen=True)
+class SplitSums:
+    """sums: FP32 (source, window, head, column) of the owned windows. masses: FP32 (source, head,
+    2), maximum and mass. arrived: the barrier that counts their bytes. All in this CTA's shared
+    memory; the same place in its peers' is theirs.
+    """
+
+    windows: int
+    splits: int
+    heads: int
+    sums: cute.Tensor
+    masses: cute.Tensor
+    arrived: cute.Tensor
+
+    @classmethod
+    def allocate(cls, shared: SmemAllocator, windows: int, splits: int, heads: int) -> SplitSums:
+        """Room for `splits` CTAs' sums of `heads` rows of `windows` windows."""
+        owned = owned_windows(windows, splits)
+        return cls(
+            windows=windows,
+            splits=splits,
+            heads=heads,
+            sums=memory.allocate(shared, Float32, splits, owned, heads, WINDOW),
+            masses=memory.allocate(shared, Float32, splits, heads, 2),
+            arrived=memory.allocate(shared, Int64, 1),
+        )
+
+    def expect(self, rank) -> None:
+        """Sets up the barrier of CTA `rank`; one thread calls it ahead of the cluster's barrier."""
+        window_bytes = self.heads * WINDOW * _FP32_BYTES
+        present = cutlass.max(self.present(rank), 0)
+        barrier.make_one_ready(self.arrived.iterator, 1)
+        barrier.fence_ready()
+        mass_bytes = self.heads * _MASS_BYTES
+        size = (present * window_bytes + mass_bytes) * self.splits
+        barrier.expect(self.arrived.iterator, size)
+
+    def wait(self) -> None:
+        """Returns once all that this CTA merges has arrived."""
+        barrier.wait(self.arrived.iterator, 0)
+
+    @property
+    def owned(self) -> int:
+        """Windows that this CTA has room for."""
+        return owned_windows(self.windows, self.splits)
+
+    def present(self, rank):
+        """Windows that CTA `rank` owns; none or less for the last ones of some clusters."""
+        return cutlass.min(self.owned, self.windows - rank * self.owned)
+
+    def send_quad(self, values: list[Float32], rank, window, head, quad) -> None:
+        """Sends this CTA's (`rank`) sums of QUAD columns to their owner."""
+        place = self.sums[rank, window % self.owned, head, None].iterator + quad * QUAD
+        self._send(place, values, window // self.owned)
+
+    @cute.jit
+    def send_masses(self, masses: cute.Tensor, rank, thread, threads: cutlass.Constexpr):
+        """Sends the maximum and mass of this CTA's (`rank`) weights of every head to every CTA.
+
+        `masses` is FP32 (warp, head, 2), for TILE_M heads; the first `threads` threads call it.
+        """
+        head = thread % mma.TILE_M
+        if head < self.heads:
+            values = combine(masses, head)
+            for target in cutlass.range(thread // mma.TILE_M, self.splits, threads // mma.TILE_M):
+                self._send(self.masses[rank, head, None].iterator, values, target)
+
+    def _send(self, place, values: list[Float32], target) -> None:
+        counter = cluster.address_in(self.arrived.iterator, target)
+        cluster.send(cluster.address_in(place, target), values, counter)
+
+    def merge(self, window, head, quad) -> tuple:
+        """(FP32 sums of QUAD columns, mass, maximum) of all CTAs; every CTA's have arrived.
+
+        Without any key the maximum is -inf and the sums are NaN.
+        """
+        highest = self.masses[0, head, 0]
+        for source in range(1, self.splits):
+            highest = cute.arch.fmax(highest, self.masses[source, head, 0])
+        mass, merged = Float32(0.0), None
+        for source in range(self.splits):
+            factor = cute.arch.exp2(self.masses[source, head, 0] - highest)
+            mass = cute.math.fma(factor, self.masses[source, head, 1], mass)
+            part = memory.load_float(self.sums[source, window, head, None], quad, QUAD) * factor
+            merged = part if merged is None else merged + part
+        return merged, mass, highest
+
+
+def combine(masses: cute.Tensor, head) -> list[Float32]:
+    """Maximum and mass of a head over a CTA's warps, from their FP32 (warp, head, 2)."""
+    warps = masses.shape[0]
+    highest = masses[0, head, 0]
+    for warp in range(1, warps):
+        highest = cute.arch.fmax(highest, masses[warp, head, 0])
+    mass = Float32(0.0)
+    for warp in range(warps):
+        share = cute.arch.exp2(masses[warp, head, 0] - highest) * masses[warp, head, 1]
+        # A warp without keys has no maximum, and no mass to add.
+        mass = mass + scalar.select(masses[warp, head, 1] == 0.0, Float32(0.0), share)
+    return [highest, mass]
