@@ -218,6 +218,14 @@ def early_roles(roles: tuple[Role, ...]) -> frozenset[str]:
     return frozenset(early)
 
 
+Tactic = tuple[tuple[str, int], ...]  # field of the kernel's tile, value
+
+
+def tactics(*entries: tuple[int, dict[str, int]]) -> tuple[tuple[int, Tactic], ...]:
+    """Tile parameters by rows, `(most rows, {field: value})` in order of rows, as measured."""
+    return tuple((most, tuple(fields.items())) for most, fields in entries)
+
+
 @dataclass(frozen=True)
 class Contract:
     """The promise of one op.
@@ -246,6 +254,7 @@ class Contract:
     lse_base: str = ""  # "2" or "e" where it writes an LSE
     empty_row: str = ""  # what it writes for a row without keys
     tile: tuple[str, ...] = ()  # names of tactic fields
+    tactics: tuple[tuple[int, Tactic], ...] = ()  # up to so many rows; what a spec says goes first
     takes_rows: bool = False  # no operand tells it how many rows the step has
     roles: tuple[Role, ...] = ()
     proxy_fence: bool = False
@@ -279,6 +288,10 @@ class Contract:
     def operand(self, name: str) -> Operand | None:
         """The operand of that name, or None."""
         return next((operand for operand in self.operands if operand.name == name), None)
+
+    def tactic(self, rows: int) -> Tactic:
+        """The tile parameters for that many rows where the spec names none; maybe none at all."""
+        return next((tactic for most, tactic in self.tactics if rows <= most), ())
 
     @property
     def early_reads(self) -> tuple[str, ...]:

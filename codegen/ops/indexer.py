@@ -15,6 +15,7 @@ from .contract import (
     mailbox,
     reads,
     step,
+    tactics,
     weight,
     writes,
 )
@@ -110,6 +111,7 @@ TOPK_SELECT = Contract(
     release=Release.AFTER_LOADS,
     limits=Limits(dcp=False, divides=(("context", 128),)),
     tile=("parts",),
+    tactics=tactics((32, {"parts": 8}), (64, {"parts": 4})),
 )
 
 _CANDIDATES = "dcp, rows_cap, top_k, 2"

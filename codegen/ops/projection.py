@@ -13,6 +13,7 @@ from .contract import (
     Release,
     mailbox,
     reads,
+    tactics,
     step,
     weight,
     writes,
@@ -31,6 +32,12 @@ _PROJECTED = ColumnTypes(
 
 # Outputs and rows of a CTA.
 _TILE = ("tile_n", "tokens")
+_SMALLEST_TILE = tactics(
+    (8, {"tile_n": 32, "tokens": 8}),
+    (16, {"tile_n": 32, "tokens": 16}),
+    (32, {"tile_n": 32, "tokens": 32}),
+    (64, {"tile_n": 32, "tokens": 64}),
+)
 
 PACKED_GEMM = Contract(
     name="packed_gemm",
@@ -45,6 +52,7 @@ PACKED_GEMM = Contract(
     release=Release.AFTER_WEIGHTS,
     limits=Limits(divides=(("hidden", 64),)),
     tile=_TILE,
+    tactics=_SMALLEST_TILE,
 )
 
 INDEX_GEMM = Contract(
@@ -60,6 +68,7 @@ INDEX_GEMM = Contract(
     release=Release.AFTER_LOADS,
     limits=Limits(divides=(("q_lora", 64),)),
     tile=_TILE,
+    tactics=_SMALLEST_TILE,
 )
 
 O_PROJ = Contract(
@@ -97,6 +106,11 @@ O_PROJ = Contract(
     release=Release.AFTER_LOADS,
     limits=Limits(divides=(("heads * v_dim", 64),)),
     tile=_TILE,
+    tactics=tactics(
+        (16, {"tile_n": 64, "tokens": 16}),
+        (32, {"tile_n": 64, "tokens": 32}),
+        (64, {"tile_n": 64, "tokens": 64}),
+    ),
 )
 
 O_REDUCE = Contract(

@@ -18,6 +18,7 @@ from .contract import (
     cache,
     mailbox,
     reads,
+    tactics,
     weight,
     writes,
 )
@@ -135,6 +136,13 @@ SPARSE_DECODE = Contract(
     lse_base="2",
     empty_row="zero, -inf",
     tile=("splits",),
+    tactics=tactics(
+        (4, {"splits": 16}),
+        (8, {"splits": 8}),
+        (16, {"splits": 6}),
+        (32, {"splits": 3}),
+        (64, {"splits": 2}),
+    ),
 )
 
 SPARSE_PUSH = Contract(

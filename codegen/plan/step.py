@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from kpipe.codegen.diagnostics import Span
 from kpipe.codegen.ops.contract import Contract, Kind
+from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.codegen.plan.bind import bind_operands, operand_dtype
 from kpipe.codegen.plan.dataflow import check_dataflow
 from kpipe.codegen.plan.flags import Seat, active, derive_flags
@@ -86,14 +87,16 @@ def _place(resolved: Resolved, word: Word, op: str, arch: str, q: int, rows: int
     return next((i.span for i in items if getattr(i, "raw", "") == op), cell.value.span)
 
 
-def choices(resolved: Resolved, arch: str, q: int, rows: int, mode: Mode) -> tuple[int | None, ...]:
+def choices(resolved: Resolved, arch: str, q: int, rows: int, mode: Mode) -> tuple[object, ...]:
     """What the tables say for a mode at these rows; equal choices give equal plans."""
-    found: list[int | None] = []
+    found: list[object] = []
     for word in mode.ops:
         slot = resolved.slots[word]
         for table in (slot.table, *slot.options.values(), *slot.tactics.values()):
             cell = table.at(arch, q, rows) if table else None
             found.append(id(cell.value) if cell else None)
+        for op in slot.choices:
+            found.append(CONTRACTS[op].tactic(rows) if op in CONTRACTS else None)
     return tuple(found)
 
 
@@ -206,7 +209,7 @@ def _launch(
     tag = word.name.partition("@")[2]
     table = slot.tactics.get(contract.name)
     cell = table.at(*at) if table else None
-    tactic = ()
+    tactic = contract.tactic(at[2])
     # Whoever merges must know the base that the core of this plan writes.
     merges = "lse_base" in contract.constants and not contract.lse_base
     arguments = tuple(("lse_base", base) for base in sorted(lse_bases) if merges and base != "2")

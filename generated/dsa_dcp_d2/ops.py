@@ -166,6 +166,13 @@ OPS = (
             "dcp": True,
         },
         kernel="sparse_decode:SparseDecode",
+        tactics={
+            ("sm_90a", 4): {"splits": 16},
+            ("sm_90a", 8): {"splits": 8},
+            ("sm_90a", 16): {"splits": 6},
+            ("sm_90a", 32): {"splits": 3},
+            ("sm_90a", 64): {"splits": 2},
+        },
     ),
     Op(
         name="topk_local",

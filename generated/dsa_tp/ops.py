@@ -112,6 +112,14 @@ OPS = (
         reference=projection.o_proj,
         weights=("o_proj",),
         kernel="o_proj:OProj",
+        tactics={
+            ("sm_90a", 16): {"tile_n": 64, "tokens": 16},
+            ("sm_90a", 32): {"tile_n": 64, "tokens": 32},
+            ("sm_90a", 64): {"tile_n": 64, "tokens": 64},
+            ("sm_100a", 16): {"tile_n": 64, "tokens": 16},
+            ("sm_100a", 32): {"tile_n": 64, "tokens": 32},
+            ("sm_100a", 64): {"tile_n": 64, "tokens": 64},
+        },
     ),
     Op(
         name="packed_gemm",
@@ -153,6 +161,13 @@ OPS = (
         weights=("q_scale", "k_scale"),
         constants={"softmax_scale": SOFTMAX_SCALE, "kv_lora": KV_LORA, "lse_base": "2"},
         kernel="sparse_decode:SparseDecode",
+        tactics={
+            ("sm_90a", 4): {"splits": 16},
+            ("sm_90a", 8): {"splits": 8},
+            ("sm_90a", 16): {"splits": 6},
+            ("sm_90a", 32): {"splits": 3},
+            ("sm_90a", 64): {"splits": 2},
+        },
     ),
     Op(
         name="topk_select",
@@ -160,6 +175,12 @@ OPS = (
         reference=select.topk_select,
         constants={"top_k": TOP_K, "tie": "low_id"},
         kernel="topk_select:TopkSelect",
+        tactics={
+            ("sm_90a", 32): {"parts": 8},
+            ("sm_90a", 64): {"parts": 4},
+            ("sm_100a", 32): {"parts": 8},
+            ("sm_100a", 64): {"parts": 4},
+        },
     ),
     Op(
         name="trtllm_gen",
