@@ -175,6 +175,7 @@ class Contract:
     reference: str  # "module:function" below kpipe.runtime.reference
     source: str = "kpipe"
     kernel: str = ""  # template below templates/kernels; empty: no kernel of ours yet
+    kernel_when: str = ""  # flag under which that kernel serves (`!flag`: unset); empty: always
     flags: tuple[Flag, ...] = ()
     options: tuple[Option, ...] = ()
     constants: tuple[str, ...] = ()  # geometry names that the op is specialised on

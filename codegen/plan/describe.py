@@ -220,11 +220,11 @@ def _ops(plan: PipelinePlan) -> list[str]:
     def kernel(op: Contract) -> str:
         if op.source != "kpipe":
             return f"library: {op.source}"
-        return op.kernel or "no kernel yet"
+        return "kernel" if plan.kernel(op) else "no kernel yet"
 
     groups: dict[str, list[str]] = {}
     for op in plan.ops:
-        groups.setdefault("kernel" if op.kernel else kernel(op), []).append(op.name)
+        groups.setdefault(kernel(op), []).append(op.name)
     lines: list[str] = []
     width = max(len(name) for name in groups)
     for name in sorted(groups, key=lambda word: (word != "kernel", word)):

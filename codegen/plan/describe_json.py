@@ -45,7 +45,7 @@ def describe_json(
         "table": [_entry(*entry) for entry in table_rows(plan)],
         **_memory(plan),
         "ops": [
-            {"name": op.name, "source": op.source, "kernel": op.kernel or None, "doc": op.doc}
+            {"name": op.name, "source": op.source, "kernel": plan.kernel(op) or None, "doc": op.doc}
             for op in plan.ops
         ],
         "steps": [

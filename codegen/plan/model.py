@@ -227,9 +227,11 @@ class PipelinePlan:
         return self.parallel["dcp"] is not None
 
     def kernel(self, op: Contract) -> str:
-        """The op's kernel template; empty where it has none, or none for these numerics."""
+        """The op's kernel template; empty where it has none, or none for these numerics and this
+        kind of parallelism."""
         suits = all(self.numerics[point] == value for point, value in op.fixes)
-        return op.kernel if suits else ""
+        serves = op.kernel_when in ("", "dcp" if self.context_parallel else "!dcp")
+        return op.kernel if suits and serves else ""
 
     @property
     def missing_kernels(self) -> tuple[str, ...]:

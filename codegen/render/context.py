@@ -61,6 +61,8 @@ def common_context(plan: PipelinePlan) -> dict[str, Any]:
         "parallel": dict(plan.parallel),
         "columns": {c: offset for b in plan.buffers for c, offset, _ in b.columns},
         "pages": {cache.name: cache.page for cache in plan.caches},
+        "formats": {cache.name: cache.format for cache in plan.caches},
+        "row_bytes": {cache.name: cache.row_bytes for cache in plan.caches},
         "rows_cap": plan.rows_cap,
         "targets": plan.targets,
         "status": plan.status,

@@ -94,7 +94,8 @@ def shared_templates(names: Iterable[str]) -> frozenset[str]:
 def templates_of(plan: PipelinePlan, folders: tuple[Path, ...]) -> dict[str, str]:
     """Digest of every template that the plan's text depends on."""
     names = template_names(folders)
-    kernels = {f"{KERNELS}{op.kernel}.py{TEMPLATE_SUFFIX}" for op in plan.ops if op.kernel}
+    named = {plan.kernel(op) for op in plan.ops} - {""}
+    kernels = {f"{KERNELS}{name}.py{TEMPLATE_SUFFIX}" for name in named}
     wanted = shared_templates(names) | (kernels & names)
     return {name: template_digest(name, folders) or "" for name in sorted(wanted)}
 

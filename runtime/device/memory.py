@@ -9,6 +9,8 @@ from cutlass import cute
 
 VECTOR_BYTES = 16
 """Widest access of one thread."""
+BF16_VECTOR = 8
+"""BF16 of the widest access."""
 
 
 def vector_width(element_bytes: int, *extents: int) -> int:

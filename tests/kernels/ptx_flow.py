@@ -14,13 +14,19 @@ WAIT = "griddepcontrol.wait"
 RELEASE = "griddepcontrol.launch_dependents"
 
 _REGISTER = re.compile(r"%[a-z]+\d+")
+# Plain accesses have one address; of a copy into shared memory the second one is global.
+_ACCESS = re.compile(
+    r"(ld|st)\.global\S*\s.*?\[([^\]]+)\]"
+    r"|(cp\.async\.(?:bulk|c[ag]))\.shared\S*\.global\S*\s+\[[^\]]+\], \[([^\]]+)\]"
+)
 _PARAMETER = re.compile(r"_param_(\d+)(\+\d+)?\]")
 _BRANCH = re.compile(r"(@!?%p\d+ )?bra(\.uni)?\s+(\$\w+);")
 
 
 @dataclass(frozen=True)
 class GlobalAccess:
-    """One global load or store: its text, its parameters, whether a wait dominates it."""
+    """One global load, store or copy into shared memory: its text, its parameters, whether a
+    wait dominates it."""
 
     text: str
     parameters: frozenset[int]
@@ -35,11 +41,11 @@ def global_accesses(ptx: str) -> list[GlobalAccess]:
     waited = _behind_wait(lines)
     found = []
     for number, line in enumerate(lines):
-        match = re.match(r"(ld|st)\.global\S*\s.*?\[([^\]]+)\]", line)
+        match = _ACCESS.match(line)
         if match:
-            address = _REGISTER.findall(match[2])
+            address = _REGISTER.findall(match[2] or match[4])
             parameters = frozenset().union(*(sources.get(name, frozenset()) for name in address))
-            found.append(GlobalAccess(line, parameters, waited[number], match[1] == "ld"))
+            found.append(GlobalAccess(line, parameters, waited[number], match[1] != "st"))
     return found
 
 
@@ -62,7 +68,7 @@ def _register_sources(lines: list[str]) -> dict[str, frozenset[int]]:
     sources: dict[str, frozenset[int]] = {}
     for line in lines:
         names = _REGISTER.findall(line)
-        if not names or line.startswith(("ld.global", "ld.shared", "st.", "@")):
+        if not names or line.startswith(("ld.global", "ld.shared", "st.", "cp.async", "@")):
             continue
         parameter = _PARAMETER.search(line)
         own = frozenset({int(parameter[1])}) if parameter else frozenset()
