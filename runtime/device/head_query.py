@@ -17,7 +17,7 @@ import cutlass
 from cutlass import BFloat16, Float32, cute
 
 from . import bulk, fp8, inbox, memory, mma, reduce
-from .split_product import ROW_PAD, SplitProduct
+from .split_product import SplitProduct, row_pitch
 
 BF16_BYTES = 2
 
@@ -70,7 +70,7 @@ class HeadQuery:
 
     def nope_layout(self, tokens: int) -> cute.Layout:
         """(token, nope value) of a head, BF16."""
-        return cute.make_layout((tokens, self.nope), stride=(self.nope + ROW_PAD, 1))
+        return cute.make_layout((tokens, self.nope), stride=(row_pitch(self.nope), 1))
 
     @property
     def w_uk_bytes(self) -> int:

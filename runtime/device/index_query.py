@@ -17,11 +17,21 @@ from cutlass import Float32, cute
 
 from . import fp8, inbox, memory, mma
 from .index_row import largest
-from .split_product import SplitProduct
+from .split_product import MAX_WEIGHT_REGISTERS, SplitProduct
 
 WIDTH = 4
 """Neighbouring outputs of a thread: a store of 4 bytes of E4M3."""
 FP32_BYTES = 4
+
+
+def shares(columns: int, outputs: int) -> tuple[int, ...]:
+    """Rows of W that a CTA may have: a head's by a power of two, as far as registers hold them."""
+    parts = (part for part in (8, 4, 2, 1) if outputs % (part * mma.TILE_N) == 0)
+    return tuple(
+        outputs // part
+        for part in parts
+        if SplitProduct(columns, outputs // part).weight_registers <= MAX_WEIGHT_REGISTERS
+    )
 
 
 @dataclass(frozen=True)

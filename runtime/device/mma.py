@@ -32,6 +32,8 @@ LANE_COLUMNS = 8
 """Neighbouring columns of a slice that one lane holds."""
 K_SLICE = 32
 """Columns that one 16-byte load a lane covers: two steps of the instruction."""
+SLICE_WORDS = 4
+"""Words of a lane for one row of a slice."""
 
 _ASM = (
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "

@@ -15,12 +15,20 @@ from cutlass import cute
 from . import memory, mma
 
 MAX_WARPS = 8
+MAX_WEIGHT_REGISTERS = 96
+"""Weights of a thread that leave room for what else it does, without a trip to memory."""
 BANKS = 32
-ROW_PAD = 32
-"""BF16 behind a row of the operand: rows g and g + 1 then lie half the banks apart, and eight
-lanes that load 16 bytes each of two rows meet no bank twice."""
 ENOUGH_TILES = 4
 """So many sums keep the tensor cores busy; fewer tiles sum even and odd slices apart."""
+
+
+def row_pitch(columns: int) -> int:
+    """Elements from one BF16 row in shared memory to the next, for a multiple of 32 columns.
+
+    Rows g and g + 1 then begin half the banks apart, and eight lanes that load 16 bytes each of
+    two rows meet no bank twice.
+    """
+    return columns + (mma.K_SLICE - columns) % (2 * mma.K_SLICE)
 
 
 @dataclass(frozen=True)
@@ -45,9 +53,14 @@ class SplitProduct:
         return self.columns // mma.K_SLICE // self.warps
 
     @property
+    def weight_registers(self) -> int:
+        """Registers of a thread that hold weights."""
+        return self.outputs // mma.TILE_N * self.slices * mma.SLICE_WORDS
+
+    @property
     def pitch(self) -> int:
         """Elements from one row of the operand to the next, in shared memory."""
-        return self.columns + ROW_PAD
+        return row_pitch(self.columns)
 
     def partial_layout(self) -> cute.Layout:
         """(warp, row, output) sums, FP32 in shared memory; neighbouring rows lie 8 banks apart."""

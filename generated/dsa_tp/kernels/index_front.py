@@ -28,7 +28,7 @@ from cutlass import BFloat16, Float32, Int64, cute
 from cutlass.memory import SmemAllocator
 
 from kpipe.runtime.device import bulk, copy_async, inbox, memory, mma, pdl, reduce
-from kpipe.runtime.device.index_query import IndexQuery
+from kpipe.runtime.device.index_query import IndexQuery, shares
 from kpipe.runtime.device.index_row import IndexRow
 from kpipe.runtime.device.rms import RmsNorm
 from kpipe.runtime.device.row_tiles import RowTiles
@@ -90,8 +90,7 @@ class IndexFront:
                 this kernel writes).
     pdl:        launch with the attribute that lets this grid start before its predecessor ends.
     normalized: read q_c, which another kernel has written, in place of q_a.
-    tile_n:     rows of index_q_b of a CTA, a power of two from 8 on that divides INDEX_DIM into
-                at most 8.
+    tile_n:     rows of index_q_b of a CTA, a head's by a power of two; see `shares`.
     tokens:     rows of a cluster, a multiple of 16.
     """
 
@@ -104,10 +103,10 @@ class IndexFront:
     def __post_init__(self) -> None:
         if self.tokens < mma.TILE_M or self.tokens % mma.TILE_M:
             raise ValueError(f"tokens {self.tokens} is not a multiple of {mma.TILE_M}")
-        shares = [INDEX_DIM // parts for parts in (1, 2, 4, 8)]
-        if self.tile_n not in shares or self.tile_n % mma.TILE_N:
-            allowed = ", ".join(str(share) for share in shares if share % mma.TILE_N == 0)
-            raise ValueError(f"tile_n is {self.tile_n}; choose from {allowed}")
+        allowed = shares(Q_LORA, INDEX_DIM)
+        if self.tile_n not in allowed:
+            choices = ", ".join(map(str, allowed))
+            raise ValueError(f"tile_n is {self.tile_n}; choose from {choices}")
 
     @cute.jit
     def __call__(
