@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
+import inspect
 import itertools
 import json
 import statistics
@@ -28,6 +29,7 @@ import torch
 from gemm_cases import CASES as GEMM_CASES
 from kernel_cases import CASES as SMALL_CASES
 from kernel_cases import DEVICE, NAN, Verdict, noise
+from kernel_cases_query import CASES as QUERY_CASES
 from kernel_cases_scores import CASES as SCORES_CASES
 from kernel_cases_select import CASES as SELECT_CASES
 from kernel_cases_sparse import CASES as SPARSE_CASES
@@ -35,8 +37,15 @@ from torch import Tensor
 
 from kpipe.runtime.host.compile import compile_kernel, flags_of
 
-CASES = {**SMALL_CASES, **GEMM_CASES, **SCORES_CASES, **SELECT_CASES, **SPARSE_CASES}
-SIDE = ("mla_value",)
+CASES = {
+    **SMALL_CASES,
+    **GEMM_CASES,
+    **QUERY_CASES,
+    **SCORES_CASES,
+    **SELECT_CASES,
+    **SPARSE_CASES,
+}
+SIDE = ("mla_value", "mla_query")
 """Kernels that run beside the others in a captured layer."""
 ROWS = (1, 2, 3, 4, 8, 16, 32, 64)
 QUERIES = (1, 4)
@@ -64,7 +73,18 @@ class Bench:
         """(compiled kernel, its flags) for this GPU."""
         module = self.cases[name].module
         kernel = getattr(module, CASES[name].class_name)(**flags)
-        return compile_kernel(kernel, module.operands(), self.arch), dict(flags_of(kernel))
+        specs = operands_of(module, flags)
+        return compile_kernel(kernel, specs, self.arch), dict(flags_of(kernel))
+
+    def inputs(self, name: str, rows: int, q: int, **flags) -> dict[str, Tensor | None]:
+        """Fresh operands of a launch; None for those that the flags leave out."""
+        return self.present(name, self.cases[name].inputs(rows, q), flags)
+
+    def present(self, name: str, given: dict[str, Tensor], flags: dict) -> dict[str, Tensor | None]:
+        """Operands with None for those that the flags leave out."""
+        specs = operands_of(self.cases[name].module, flags)
+        pairs = zip(given.items(), specs, strict=True)
+        return {operand: None if spec is None else value for (operand, value), spec in pairs}
 
     def record(self, name: str, flags: dict, rows: int, q: int, how: str, verdict: Verdict) -> None:
         path = self.folder / f"{name}.py"
@@ -93,7 +113,7 @@ class Bench:
                 if rows % q:
                     continue
                 kernel, all_flags = self.compiled(name, **flags)
-                given, case.flags = case.inputs(rows, q), all_flags
+                given, case.flags = self.inputs(name, rows, q, **flags), all_flags
                 done = run_eager(kernel, given, case.outputs)
                 verdict = case.check(given, done, q, **judged(case, all_flags))
                 self.record(name, all_flags, rows, q, "eager", verdict)
@@ -107,14 +127,13 @@ class Bench:
             if rows % q:
                 continue
             layers = [
-                {name: case.inputs(rows, q) for name, case in self.cases.items()}
-                for _ in range(LAYERS)
+                {name: self.inputs(name, rows, q) for name in self.cases} for _ in range(LAYERS)
             ]
             kernels = {name: self.compiled(name) for name in self.cases}
             graph = capture_layers(layers, {name: kernels[name][0] for name in kernels})
             for layer in layers:
-                for name, case in self.cases.items():
-                    refill(layer[name], case.inputs(rows, q))
+                for name in self.cases:
+                    refill(layer[name], self.inputs(name, rows, q))
             before = [{n: snapshot(layer[n]) for n in layer} for layer in layers]
             graph.replay()
             torch.cuda.synchronize()
@@ -188,17 +207,23 @@ class Bench:
         chains = ({"pdl": False, "release": False}, {})
         for (name, case), rows in itertools.product(self.cases.items(), ROWS):
             sets, used = timed_sets(case, rows)
-            given, count = sets[0], len(sets)
             for variant, chained in itertools.product(case.variants, chains):
-                kernel, flags = self.compiled(name, **variant, **chained)
-                kernel(*given.values())
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    for arguments in sets:
-                        kernel(*arguments.values())
-                entry = self.entry(name, flags, rows)
-                entry["median_us"] = replay_us(graph) / count
-                entry["larger_than_l2"] = used * count > 4 * l2_bytes()
+                flags = {**variant, **chained}
+                present = [self.present(name, given, flags) for given in sets]
+                entry = self._timed(name, flags, rows, present)
+                entry["larger_than_l2"] = used * len(sets) > 4 * l2_bytes()
+
+    def _timed(self, name: str, flags: dict, rows: int, sets: list[dict]) -> dict:
+        """The record of one kernel's time over these input sets."""
+        kernel, all_flags = self.compiled(name, **flags)
+        kernel(*sets[0].values())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for arguments in sets:
+                kernel(*arguments.values())
+        entry = self.entry(name, all_flags, rows)
+        entry["median_us"] = replay_us(graph) / len(sets)
+        return entry
 
     def entry(self, name: str, flags: dict, rows: int) -> dict:
         """The record that a timing belongs to; a new one without a check where there is none."""
@@ -231,8 +256,16 @@ def run_eager(kernel, given: dict[str, Tensor], outputs: tuple[str, ...]) -> dic
     return done
 
 
-def copy_of(tensor: Tensor) -> Tensor:
+def operands_of(module: ModuleType, flags: dict) -> tuple:
+    """The operands under these flags."""
+    known = inspect.signature(module.operands).parameters
+    return module.operands(**{name: flags[name] for name in known if name in flags})
+
+
+def copy_of(tensor: Tensor | None) -> Tensor | None:
     """A copy with the same strides."""
+    if tensor is None:
+        return None
     extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     storage = torch.empty(extent, dtype=tensor.dtype, device=DEVICE)
     return storage.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
@@ -244,7 +277,8 @@ def snapshot(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def refill(tensors: dict[str, Tensor], fresh: dict[str, Tensor]) -> None:
     for name, tensor in tensors.items():
-        tensor.copy_(fresh[name])
+        if tensor is not None:
+            tensor.copy_(fresh[name])
 
 
 def capture_layers(layers: list[dict], kernels: dict) -> torch.cuda.CUDAGraph:

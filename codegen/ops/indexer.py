@@ -65,8 +65,13 @@ INDEX_FRONT = Contract(
     flags=(Flag("normalized", Derive.IS_WRITTEN, "q_c"),),
     constants=("rms_eps", "index_eps", "index_heads", "index_dim", "index_quant"),
     reference="indexer:index_front",
-    limits=Limits(cache_formats=("index_fp8",)),
-    tile=("tile_n",),
+    kernel="index_front",
+    fixes=(("index_quant", "ue8m0"),),
+    limits=Limits(
+        cache_formats=("index_fp8",),
+        divides=(("q_lora", 32), ("index_dim", 32)),
+    ),
+    tile=("tile_n", "tokens"),
 )
 
 INDEX_SCORES = Contract(

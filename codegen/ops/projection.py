@@ -13,8 +13,8 @@ from .contract import (
     Release,
     mailbox,
     reads,
-    tactics,
     step,
+    tactics,
     weight,
     writes,
 )

@@ -45,6 +45,13 @@ _QUERY_FLAGS = (
     Flag("polls", Derive.ONLY_POLLER, "q_mail", "also waits for every rank's heads"),
 )
 
+# Where the kernels round to BF16, and the shapes that their tiles cover.
+_QUERY_ROUNDS = (("round_kv_norm", "bf16"), ("round_query_b", "bf16"), ("round_absorb", "bf16"))
+_QUERY_LIMITS = Limits(
+    cache_formats=("fp8_tensor", "fp8_ds_mla"),
+    divides=(("q_lora", 32), ("kv_lora", 64), ("nope", 32), ("pe", 16)),
+)
+
 _GATHERED_QUERY = "rows_cap, tp * heads, latent"
 # In the mailbox every rank holds the heads of all ranks.
 _QUERY_OUTPUTS = (
@@ -68,7 +75,10 @@ MLA_QUERY = Contract(
     flags=(*_QUERY_FLAGS, Flag("writes_q_c", Derive.ONLY_WRITER, "q_c")),
     constants=("rms_eps", "nope", "pe", "rounds"),
     reference="query:mla_query",
-    limits=Limits(cache_formats=("fp8_tensor", "fp8_ds_mla")),
+    kernel="mla_query",
+    kernel_when="!dcp",
+    fixes=_QUERY_ROUNDS,
+    limits=_QUERY_LIMITS,
     tile=("tokens",),
 )
 
@@ -87,7 +97,11 @@ MLA_QUERY_SPLIT = Contract(
     flags=_QUERY_FLAGS[:1],
     constants=("rms_eps", "nope", "pe", "rounds"),
     reference="query:mla_query_split",
-    limits=Limits(cache_formats=("fp8_tensor", "fp8_ds_mla")),
+    kernel="mla_query_split",
+    kernel_when="!dcp",
+    fixes=_QUERY_ROUNDS,
+    limits=_QUERY_LIMITS,
+    tile=("tokens",),
 )
 
 QUERY_WAIT = Contract(

@@ -61,6 +61,7 @@ OPS = (
             "index_dim": INDEX_DIM,
             "index_quant": "ue8m0",
         },
+        kernel="index_front:IndexFront",
     ),
     Op(
         name="index_gemm",

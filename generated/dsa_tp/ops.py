@@ -53,6 +53,7 @@ OPS = (
             "index_dim": INDEX_DIM,
             "index_quant": "ue8m0",
         },
+        kernel="index_front:IndexFront",
     ),
     Op(
         name="index_gemm",
@@ -90,6 +91,7 @@ OPS = (
         reference=query.mla_query,
         weights=("q_norm", "kv_norm", "q_b", "w_uk", "q_scale_inv", "k_scale_inv"),
         constants={"rms_eps": RMS_EPS, "nope": NOPE, "pe": PE, "rounds": ROUNDS},
+        kernel="mla_query:MlaQuery",
     ),
     Op(
         name="mla_query_split",
@@ -97,6 +99,7 @@ OPS = (
         reference=query.mla_query_split,
         weights=("kv_norm", "q_b", "w_uk", "q_scale_inv", "k_scale_inv"),
         constants={"rms_eps": RMS_EPS, "nope": NOPE, "pe": PE, "rounds": ROUNDS},
+        kernel="mla_query_split:MlaQuerySplit",
     ),
     Op(
         name="mla_value",

@@ -1,13 +1,34 @@
-"""Asynchronous copies of 16 bytes a lane from device to shared memory (cp.async).
+"""Asynchronous copies from device memory into shared memory (cp.async), up to 16 bytes a thread.
 
-A thread counts the end of its copies at a barrier (see barrier.py) instead of waiting for them.
+They pass by the registers and return at once. `wait` orders them for the thread that issued them;
+other threads of the CTA see the bytes behind a barrier. With `arrive_when_done` a barrier of
+shared memory (see barrier.py) counts their end instead.
 """
 
 from __future__ import annotations
 
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, cute
 from cutlass._mlir.dialects import llvm
+from cutlass.cute.arch import inline_ptx
 from cutlass.cutlass_dsl import dsl_user_op
+
+WIDEST = 16
+"""Bytes of a copy that goes by the L1 cache; shorter ones (4 or 8) go through it."""
+
+
+def copy(source: cute.Tensor, target: cute.Tensor) -> None:
+    """Requests 4, 8 or 16 contiguous bytes of device memory, aligned to their number."""
+    size = cute.size(source) * source.element_type.width // 8
+    cache = "cg" if size == WIDEST else "ca"
+    inline_ptx(
+        f"cp.async.{cache}.shared.global [{{$r0}}], [{{$r1}}], {size};",
+        read_only_args=[target.iterator.toint(), source.iterator.toint()],
+    )
+
+
+def wait() -> None:
+    """Returns once everything that this thread has requested lies in shared memory."""
+    inline_ptx("cp.async.wait_all;")
 
 
 @dsl_user_op

@@ -16,6 +16,9 @@ E4M3_MAX = 448.0
 AMAX_FLOOR = 1e-4
 """A group whose magnitudes stay below this is scaled as if its maximum were this."""
 
+SCALE_FLOOR = 1e-4
+"""Floor of the quotient, not of the maximum, in the groups of fp8_ds_mla."""
+
 WORD_BYTES = 4
 _WORDS = {1: cutlass.Uint8, 2: cutlass.Uint16, 4: cutlass.Uint32}
 
@@ -40,8 +43,16 @@ def power_of_two_scale(amax: Float32) -> Float32:
     Rounding up is done on the bits: adding the mantissa mask carries into the exponent unless
     the mantissa is zero. The quotient is always a normal number.
     """
-    quotient = cute.arch.fmax(amax, Float32(AMAX_FLOOR)) / Float32(E4M3_MAX)
-    return ((_bits(quotient) + Uint32(_MANTISSA)) & Uint32(_EXPONENT)).bitcast(Float32)
+    return _ceil_power_of_two(cute.arch.fmax(amax, Float32(AMAX_FLOOR)) / Float32(E4M3_MAX))
+
+
+def power_of_two_group_scale(amax: Float32) -> Float32:
+    """max(amax / E4M3_MAX, SCALE_FLOOR), rounded up to a power of two; of fp8_ds_mla."""
+    return _ceil_power_of_two(cute.arch.fmax(amax / Float32(E4M3_MAX), Float32(SCALE_FLOOR)))
+
+
+def _ceil_power_of_two(value: Float32) -> Float32:
+    return ((_bits(value) + Uint32(_MANTISSA)) & Uint32(_EXPONENT)).bitcast(Float32)
 
 
 def inverse_of_power_of_two(scale: Float32) -> Float32:

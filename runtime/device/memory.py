@@ -11,6 +11,8 @@ from cutlass.memory import SmemAllocator
 
 VECTOR_BYTES = 16
 """Widest access of one thread."""
+BF16_VECTOR = 8
+"""BF16 of the widest access."""
 
 
 def vector_width(element_bytes: int, *extents: int) -> int:

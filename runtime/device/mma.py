@@ -13,10 +13,13 @@ as it is the same for both. `K_SLICE` uses that: a lane that loads the 16 bytes 
 
 from __future__ import annotations
 
-from cutlass import Float32, cute
+from cutlass import Float32, Uint32, cute
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
+from cutlass.cute.arch import inline_ptx
 from cutlass.cutlass_dsl import dsl_user_op
+
+from . import memory
 
 TILE_M = 16
 TILE_N = 8
@@ -28,8 +31,12 @@ FRAGMENT = 4
 
 GROUP_LANES = 4
 """Lanes that hold one row of a fragment: lane = GROUP_LANES * g + t."""
+LANE_COLUMNS = 8
+"""Neighbouring columns of a slice that one lane holds."""
 K_SLICE = 32
 """Columns that one 16-byte load a lane covers: two steps of the instruction."""
+SLICE_WORDS = 4
+"""Words of a lane for one row of a slice."""
 
 _ASM = (
     "mma.sync.aligned.m16n8k16.row.col.f32.{type}.{type}.f32 "
@@ -102,3 +109,44 @@ def store_fragment(accumulator: list[Float32], tile: cute.Tensor, group, group_l
     """Stores this lane's four elements of C into `tile`, FP32 [TILE_M, TILE_N]."""
     for place, value in enumerate(accumulator):
         tile[group + HALF_M * (place // 2), 2 * group_lane + place % 2] = value
+
+
+def store_fragment_pairs(accumulator: list[Float32], tile: cute.Tensor, group, group_lane) -> None:
+    """As `store_fragment`, two neighbouring elements in one access of 8 bytes."""
+    for half in range(2):
+        row = tile[group + HALF_M * half, None]
+        memory.vector_at(row, group_lane, 2).store(pair(accumulator, half))
+
+
+def pair(accumulator: list[Float32], half: int) -> cute.TensorSSA:
+    """This lane's two neighbouring elements of C: of row g, or of row g + HALF_M for half 1."""
+    values = cute.make_rmem_tensor((2,), Float32)
+    values[0], values[1] = accumulator[2 * half], accumulator[2 * half + 1]
+    return values.load()
+
+
+def slice_row(column):
+    """Where `load_columns` wants row `column` of B^T, inside its slice of K_SLICE rows.
+
+    Columns 8t..8t+7 of a slice are those of lane t; matrix m of the four holds 8t + 2m and
+    8t + 2m + 1 of every t, in the order of t.
+    """
+    inner = column % K_SLICE
+    owner, place = inner // LANE_COLUMNS, inner % LANE_COLUMNS
+    return column - inner + place // 2 * TILE_N + 2 * owner + place % 2
+
+
+def load_columns(tile: cute.Tensor, lane) -> list[Uint32]:
+    """The words of B for `mma_slice`, out of shared memory where B lies transposed.
+
+    `tile` is BF16 [K_SLICE, TILE_N], its rows in the order of `slice_row`, 8 neighbouring
+    elements each, aligned to 16 bytes. All lanes of the warp together.
+    """
+    row = tile[lane, None].iterator
+    return list(
+        inline_ptx(
+            "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Uint32] * 4,
+            read_only_args=[row.toint()],
+        )
+    )

@@ -77,7 +77,7 @@ class KernelKey:
     name: str
     source: str
     flags: tuple[tuple[str, bool | int | float | str], ...]
-    operands: tuple[TensorSpec, ...]
+    operands: tuple[TensorSpec | None, ...]
     arch: str
     dsl: str
 
@@ -87,13 +87,14 @@ _LOCK = threading.Lock()
 
 
 def compile_kernel(
-    kernel: Any, operands: Sequence[TensorSpec], arch: str, keep_ptx: bool = False
+    kernel: Any, operands: Sequence[TensorSpec | None], arch: str, keep_ptx: bool = False
 ) -> Callable[..., None]:
     """The compiled `kernel`, a callable on torch tensors in the order of `operands`.
 
     `kernel` is an instance of a generated kernel class: a frozen dataclass whose fields are its
-    flags and whose `__call__` takes the operands and a stream. Equal structure gives the same
-    object within a process. With `keep_ptx` the result works with `ptx_of`.
+    flags and whose `__call__` takes the operands and a stream. An operand that the flags leave
+    out is None here and in the call. Equal structure gives the same object within a process.
+    With `keep_ptx` the result works with `ptx_of`.
     Raises ValueError for an unknown arch and TypeError for a class or flag that has no
     structural key; what the compiler raises passes through.
     """
@@ -104,7 +105,7 @@ def compile_kernel(
         return _COMPILED[key, keep_ptx]
 
 
-def kernel_key(kernel: Any, operands: Sequence[TensorSpec], arch: str) -> KernelKey:
+def kernel_key(kernel: Any, operands: Sequence[TensorSpec | None], arch: str) -> KernelKey:
     """The structural key under which `compile_kernel` keeps its result."""
     import cutlass
 
@@ -162,7 +163,7 @@ def _compile(kernel: Any, key: KernelKey, keep_ptx: bool) -> Callable[..., None]
         return cute.compile(kernel, *_fake_tensors(key.operands), stream, options=options)
 
 
-def _fake_tensors(operands: Sequence[TensorSpec]) -> list[Any]:
+def _fake_tensors(operands: Sequence[TensorSpec | None]) -> list[Any]:
     """Descriptors for the compiler; symbols of one name become one object."""
     import cutlass
     from cutlass import cute
@@ -179,15 +180,15 @@ def _fake_tensors(operands: Sequence[TensorSpec]) -> list[Any]:
             symbols[size] = cute.sym_int(size.bits, divisibility=size.multiple, symbol=size.name)
         return symbols[size]
 
-    return [
-        make_fake_tensor(
+    def fake(spec: TensorSpec) -> Any:
+        return make_fake_tensor(
             getattr(cutlass, DTYPES[spec.dtype][0]),
             tuple(extent(size) for size in spec.shape),
             tuple(extent(stride) for stride in spec.strides),
             assumed_align=spec.align,
         )
-        for spec in operands
-    ]
+
+    return [None if spec is None else fake(spec) for spec in operands]
 
 
 def _row_major(name: str, shape: Sequence[int | Symbol | None]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import itertools
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ptx_flow import RELEASE, WAIT, global_accesses, parameter_registers
 
+from kpipe.codegen.render.api import environment
+from kpipe.runtime.formats import cache_format as cache_layout
 from kpipe.runtime.host.compile import (
     Symbol,
     TensorSpec,
@@ -23,7 +25,6 @@ from kpipe.runtime.host.compile import (
     ptx_of,
 )
 
-ROOT = Path(__file__).parents[2]
 ARCHS = ("sm_90a", "sm_100a")
 KERNELS = {
     "rms_norm": "RmsNorm",
@@ -35,7 +36,11 @@ KERNELS = {
     "index_scores": "IndexScores",
     "topk_select": "TopkSelect",
     "sparse_decode": "SparseDecode",
+    "mla_query": "MlaQuery",
+    "mla_query_split": "MlaQuerySplit",
+    "index_front": "IndexFront",
 }
+_QUERY_WEIGHTS = {"kv_norm", "q_b", "w_uk", "q_scale_inv", "k_scale_inv"}
 WEIGHTS = {
     "rms_norm": {"q_norm"},
     "dsa_index": {"index_k_norm", "index_k_bias"},
@@ -46,6 +51,9 @@ WEIGHTS = {
     "index_scores": set(),
     "topk_select": set(),
     "sparse_decode": {"q_scale", "k_scale"},
+    "mla_query": {"q_norm", *_QUERY_WEIGHTS},
+    "mla_query_split": _QUERY_WEIGHTS,
+    "index_front": {"q_norm", "index_q_b", "index_k_norm", "index_k_bias"},
 }
 MAPPED = {"packed_gemm", "index_gemm", "o_proj"}
 """Kernels whose two inputs travel as maps for the copy engine."""
@@ -88,8 +96,12 @@ class Mutable:
     flags: list
 
 
-def context(dims: dict[str, int]) -> dict:
+def context(dims: dict[str, int], cache_format: str = "fp8_tensor") -> dict:
     """What a template is rendered with, derived from the model dimensions."""
+    caches = {
+        "latent_kv": cache_layout(cache_format, kv_lora=dims["kv_lora"], pe=dims["pe"]),
+        "index_kv": cache_layout("index_fp8", index_dim=dims["index_dim"]),
+    }
     widths = {
         "q_a": dims["q_lora"],
         "kv_a": dims["kv_lora"] + dims["pe"],
@@ -103,22 +115,21 @@ def context(dims: dict[str, int]) -> dict:
         "spec": "pipelines/example.yaml",
         "dims": {**dims, "latent": widths["kv_a"], "pitch": starts[-1], "tp": 8},
         "columns": dict(zip(widths, starts, strict=False)),
-        "pages": {"index_kv": 64, "latent_kv": 64},
-        "row_bytes": {"latent_kv": widths["kv_a"]},
-        "formats": {"index_kv": "index_fp8", "latent_kv": "fp8_tensor"},
+        "pages": dict.fromkeys(caches, 64),
+        "formats": {name: layout.name for name, layout in caches.items()},
+        "row_bytes": {name: layout.row_bytes for name, layout in caches.items()},
         "parallel": {"tp": 8, "dcp": None},
         "scalars": scalars,
     }
 
 
-def render(folder: Path, geometry: str) -> None:
+def render(folder: Path, geometry: str, cache_format: str = "fp8_tensor") -> None:
     """Writes the kernels of a geometry as real files."""
-    loader = FileSystemLoader(ROOT / "templates")
-    options = {"undefined": StrictUndefined, "keep_trailing_newline": True, "trim_blocks": True}
-    environment = Environment(loader=loader, autoescape=False, **options)
+    templates = environment(())
     for name in KERNELS:
-        template = environment.get_template(f"kernels/{name}.py.jinja")
-        (folder / f"{name}.py").write_text(template.render(context(GEOMETRIES[geometry])))
+        template = templates.get_template(f"kernels/{name}.py.jinja")
+        text = template.render(context(GEOMETRIES[geometry], cache_format))
+        (folder / f"{name}.py").write_text(text)
 
 
 def load(path: Path) -> ModuleType:
@@ -149,7 +160,19 @@ def modules(folders) -> dict[tuple[str, str], ModuleType]:
 def build(module: ModuleType, name: str, arch: str, **flags) -> str:
     """PTX of a kernel of `module`."""
     kernel = getattr(module, KERNELS[name])(**flags)
-    return ptx_of(compile_kernel(kernel, module.operands(), arch, keep_ptx=True))
+    specs = operands_of(module, flags)
+    return ptx_of(compile_kernel(kernel, specs, arch, keep_ptx=True))
+
+
+def operands_of(module: ModuleType, flags: dict) -> tuple[TensorSpec | None, ...]:
+    """The operands under these flags; those that no flag moves take none."""
+    known = inspect.signature(module.operands).parameters
+    return module.operands(**{name: flags[name] for name in known if name in flags})
+
+
+def names_of(specs: tuple[TensorSpec | None, ...]) -> list[str]:
+    """The operands that the compiled kernel has, in its own order."""
+    return [spec.name for spec in specs if spec is not None]
 
 
 def parameters(module: ModuleType, name: str) -> list[str]:
@@ -157,7 +180,7 @@ def parameters(module: ModuleType, name: str) -> list[str]:
 
     The map of an operand with dynamic rows is followed by their number.
     """
-    names = [spec.name for spec in module.operands()]
+    names = names_of(module.operands())
     return [names[0], *names] if name in MAPPED else names
 
 
@@ -173,7 +196,8 @@ def assert_waits(ptx: str, names: list[str], weights: set[str]) -> None:
         assert operands, f"address of unknown origin: {access.text}"
         early = access.is_load and operands <= weights
         assert access.waited or early, f"{sorted(operands)} touched before the wait: {access.text}"
-        late = access.waited and early and "cp.async.bulk" not in access.text
+        streamed = "cp.async.bulk" in access.text
+        late = access.waited and early and not streamed
         assert not late, f"{sorted(operands)} read late: {access.text}"
 
 

@@ -6,7 +6,7 @@ becomes FP8, and the head weights take every scale.
     key    k = (wk - mean) * rsqrt(var + INDEX_EPS) * index_k_norm + index_k_bias       FP32
            s = power of two at or above max(amax(k), 1e-4) / 448;  codes = E4M3(k / s)
            page[slot // PAGE]: bytes [token * INDEX_DIM, +INDEX_DIM) = codes, token = slot % PAGE
-                               FP32 at KEY_BYTES + 4 * token = s
+                               FP32 behind all keys of the page, number `token` = s
     query  per (row, head): s as above over the BF16 index_q; index_q8 = E4M3(q / s)
     weight index_w = wv * s * INDEX_DIM^-0.5 * INDEX_HEADS^-0.5, with the s of the query's head
 
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from cutlass import Float32, cute
 
 from kpipe.runtime.device import fp8, memory, pdl, reduce
+from kpipe.runtime.device.index_row import IndexRow, group_scale
 from kpipe.runtime.host.compile import Symbol, TensorSpec
 
 INDEX_HEADS = 32
@@ -37,13 +38,11 @@ INDEX_EPS = 1e-06
 
 BF16_BYTES = 2
 FP32_BYTES = 4
-TOKEN_BYTES = INDEX_DIM + FP32_BYTES  # E4M3 codes and one scale
-KEY_BYTES = PAGE * INDEX_DIM  # of a page; the scales follow
-HEAD_WEIGHT_SCALE = INDEX_DIM**-0.5 * INDEX_HEADS**-0.5
+ROW = IndexRow(INDEX_HEADS, INDEX_DIM, PAGE, INDEX_EPS)
+TOKEN_BYTES = ROW.token_bytes
 QUERY_VECTOR = memory.vector_width(BF16_BYTES, INDEX_HEADS * INDEX_DIM // reduce.WARP)
 HEAD_LANES = INDEX_DIM // QUERY_VECTOR
 QUERY_WARPS = INDEX_HEADS * HEAD_LANES // reduce.WARP
-KEY_VECTOR = INDEX_DIM // reduce.WARP
 THREADS = (QUERY_WARPS + 1) * reduce.WARP
 WK_ALIGN = BF16_BYTES * memory.vector_width(BF16_BYTES, PITCH, WK_COLUMN)
 
@@ -129,10 +128,10 @@ class DsaIndex:
             )
         else:
             lane = cute.arch.lane_idx()
-            norm = memory.load_float(index_k_norm, lane, KEY_VECTOR)
-            bias = memory.load_float(index_k_bias, lane, KEY_VECTOR)
+            norm = memory.load_float(index_k_norm, lane, ROW.key_vector)
+            bias = memory.load_float(index_k_bias, lane, ROW.key_vector)
             self._wait()
-            self._insert_key(wk[row, None], index_slots[row], norm, bias, index_kv, lane)
+            ROW.insert_key(wk[row, None], index_slots[row], norm, bias, index_kv, lane)
 
     def _wait(self):
         pdl.wait()
@@ -149,38 +148,8 @@ class DsaIndex:
         head_lane = part % HEAD_LANES
         head_weight = wv[head].to(Float32)
         q = memory.load_float(query, part, QUERY_VECTOR)
-        scale = self._scale(q, HEAD_LANES)
+        scale = group_scale(q, HEAD_LANES)
         target = memory.vector_at(codes[head, None], head_lane, QUERY_VECTOR)
         fp8.store_e4m3(q * fp8.inverse_of_power_of_two(scale), target)
         if head_lane == 0:
-            weights[head] = head_weight * scale * Float32(HEAD_WEIGHT_SCALE)
-
-    @cute.jit
-    def _insert_key(self, wk: cute.Tensor, slot, norm, bias, index_kv: cute.Tensor, lane):
-        """Norms and quantises one key, KEY_VECTOR elements a lane, and inserts it at `slot`."""
-        x = memory.load_float(wk, lane, KEY_VECTOR)
-        mean = self._mean(x)
-        centred = x - mean
-        variance = self._mean(centred * centred)
-        k = centred * cute.math.rsqrt(variance + Float32(INDEX_EPS), fastmath=True) * norm + bias
-        scale = self._scale(k, reduce.WARP)
-        if slot >= 0:
-            page = index_kv[slot // PAGE, None, None].iterator
-            token = slot % PAGE
-            keys = cute.make_tensor(page, cute.make_layout(KEY_BYTES))
-            codes = memory.vector_at(keys, token * reduce.WARP + lane, KEY_VECTOR)
-            fp8.store_e4m3(k * fp8.inverse_of_power_of_two(scale), codes)
-            scale_words = cute.recast_ptr(page + KEY_BYTES, dtype=Float32)
-            scales = cute.make_tensor(scale_words, cute.make_layout(PAGE))
-            if lane == 0:
-                scales[token] = scale
-
-    def _mean(self, values: cute.TensorSSA) -> Float32:
-        """Mean over the key's INDEX_DIM elements, which the warp's lanes share."""
-        total = values.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
-        return reduce.lanes_sum(total) / Float32(INDEX_DIM)
-
-    def _scale(self, values: cute.TensorSSA, lanes: int) -> Float32:
-        """Power-of-two scale of the group of elements that `lanes` lanes share."""
-        amax = cute.math.absf(values).reduce(cute.ReductionOp.MAX, Float32(0.0), 0)
-        return fp8.power_of_two_scale(reduce.lanes_max(amax, lanes))
+            weights[head] = ROW.weight(head_weight, scale)

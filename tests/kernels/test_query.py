@@ -1,0 +1,169 @@
+"""The query kernels: what flags and cache formats change, and the layouts that they rest on."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from ptx_flow import global_accesses, parameter_registers
+from test_compile import ARCHS, WEIGHTS, assert_waits, build, load, names_of, operands_of, render
+
+from kpipe.runtime.device import mma
+from kpipe.runtime.device.head_query import HeadQuery
+from kpipe.runtime.device.index_query import IndexQuery
+from kpipe.runtime.device.latent_cache import LatentRow
+from kpipe.runtime.device.split_product import SplitProduct
+
+FORMATS = ("fp8_tensor", "fp8_ds_mla")
+QUERIES = ("mla_query", "mla_query_split")
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory) -> dict:
+    """(cache format, kernel) -> imported module of the Kimi geometry."""
+    made = {}
+    for cache_format in FORMATS:
+        folder = tmp_path_factory.mktemp(cache_format)
+        render(folder, "kimi", cache_format)
+        for name in (*QUERIES, "index_front"):
+            made[cache_format, name] = load(folder / f"{name}.py")
+    return made
+
+
+def touched(module, name: str, **flags) -> set[str]:
+    names = names_of(operands_of(module, flags))
+    accesses = global_accesses(build(module, name, "sm_90a", **flags))
+    return {names[number] for access in accesses for number in access.parameters}
+
+
+@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_cache_with_group_scales(modules, name, arch):
+    module = modules["fp8_ds_mla", name]
+    specs = {spec.name: spec for spec in module.operands() if spec}
+    assert specs["query"].dtype == "bf16"
+    assert specs["latent_kv"].shape[1:] == (64, 512 + 4 * 4 + 2 * 64)
+    ptx = build(module, name, arch)
+    assert_waits(ptx, names_of(module.operands()), WEIGHTS[name])
+    assert "div.rn.f32" in ptx, "a group's scale is divided, not multiplied by a reciprocal"
+
+
+def test_scales_belong_to_the_format(modules):
+    by_format = {f: touched(modules[f, "mla_query"], "mla_query") for f in FORMATS}
+    scales = {"q_scale_inv", "k_scale_inv"}
+    assert by_format["fp8_tensor"] - by_format["fp8_ds_mla"] == scales
+
+
+def test_q_c_is_written_where_somebody_reads_it(modules):
+    module = modules["fp8_tensor", "mla_query"]
+    assert module.operands()[-1] is None
+    assert module.operands(writes_q_c=True)[-1].name == "q_c"
+    assert "q_c" not in touched(module, "mla_query")
+    assert "q_c" in touched(module, "mla_query", writes_q_c=True)
+    ptx = build(module, "mla_query", "sm_90a", writes_q_c=True)
+    assert_waits(ptx, names_of(module.operands(writes_q_c=True)), WEIGHTS["mla_query"])
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_the_front_reads_one_of_two_rows(modules, normalized):
+    module = modules["fp8_tensor", "index_front"]
+    q_a, q_c, q_norm, *_ = module.operands(normalized=normalized)
+    assert (q_a is None, q_c is None, q_norm.name) == (normalized, not normalized, "q_norm")
+    seen = touched(module, "index_front", normalized=normalized)
+    assert {"q_a", "q_c", "q_norm"} & seen == ({"q_c"} if normalized else {"q_a", "q_norm"})
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"), [*((name, "latent_kv") for name in QUERIES), ("index_front", "index_kv")]
+)
+def test_slot_addresses_are_64_bit(modules, name, cache):
+    module = modules["fp8_tensor", name]
+    ptx = build(module, name, "sm_90a")
+    number = names_of(module.operands()).index(cache)
+    (stride,) = parameter_registers(ptx, number, 16)
+    products = [line for line in ptx.splitlines() if stride in line and "ld.param" not in line]
+    assert products and all(".lo.s64" in line for line in products), products
+
+
+@pytest.mark.parametrize("name", [*QUERIES, "index_front"])
+def test_e4m3_saturates(modules, name):
+    ptx = build(modules["fp8_tensor", name], name, "sm_90a")
+    conversions = [line for line in ptx.splitlines() if "e4m3" in line]
+    assert conversions and all("cvt.rn.satfinite.e4m3x2.f32" in line for line in conversions)
+
+
+@pytest.mark.parametrize("name", [*QUERIES, "index_front"])
+def test_a_receiver_sees_what_its_peers_sent(modules, name):
+    ptx = build(modules["fp8_tensor", name], name, "sm_90a")
+    assert "st.async.shared::cluster.mbarrier::complete_tx::bytes" in ptx
+    assert "mbarrier.try_wait.parity.acquire.cluster" in ptx
+    # A barrier of the cluster publishes the inboxes; the flushing kind would cost what it saves.
+    assert set(re.findall(r"barrier\.cluster\.arrive\S*", ptx)) == {
+        "barrier.cluster.arrive.relaxed;"
+    }
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_every_weight_is_loaded_once(modules, name):
+    module = modules["fp8_tensor", name]
+    accesses = global_accesses(build(module, name, "sm_90a"))
+    q_b = names_of(module.operands()).index("q_b")
+    loads = [access for access in accesses if access.parameters == {q_b}]
+    # 24 rows of 1536 in 16-byte loads of 256 threads.
+    assert len(loads) == 24 * 1536 * 2 // 16 // 256
+    assert all("v4.b32" in access.text for access in loads)
+
+
+def test_flags_are_checked(modules):
+    module = modules["fp8_tensor", "mla_query"]
+    for tokens in (8, 24):
+        with pytest.raises(ValueError, match=f"tokens {tokens} is not a multiple of 16"):
+            module.MlaQuery(tokens=tokens)
+    front = modules["fp8_tensor", "index_front"]
+    with pytest.raises(ValueError, match="tokens 0 is not a multiple of 16"):
+        front.IndexFront(tokens=0)
+    with pytest.raises(ValueError, match="tile_n is 24; choose from 16, 32"):
+        front.IndexFront(tile_n=24)
+    for pe in (7, 66):
+        with pytest.raises(ValueError, match=f"pe {pe} is not even and at most 64"):
+            LatentRow(512, pe, 1e-6)
+
+
+def test_transposed_columns_meet_their_rows():
+    """ldmatrix gives lane (g, t) rows 8m + 2t and 8m + 2t + 1 of a slice as word m, and word m of
+    a lane's 16 bytes of A holds columns 8t + 2m and 8t + 2m + 1; the two must be the same."""
+    for first, t, m, b in itertools.product((0, 32, 96), range(4), range(4), range(2)):
+        assert mma.slice_row(first + 8 * t + 2 * m + b) == first + 8 * m + 2 * t + b
+
+
+@pytest.mark.parametrize(
+    ("head", "cluster"),
+    [
+        (HeadQuery(1536, 128, 64, 512), 8),
+        (HeadQuery(128, 32, 16, 128), 2),
+        (HeadQuery(64, 32, 16, 64), 1),
+    ],
+)
+def test_a_cluster_covers_a_head(head, cluster):
+    assert head.cluster == cluster
+    assert head.cluster * head.product.outputs == head.nope + head.pe
+    assert head.cluster * head.latents == head.kv_lora
+    assert head.product.outputs % mma.TILE_N == 0
+    assert head.latents % (mma.TILE_N * head.product.warps) == 0
+
+
+@pytest.mark.parametrize("columns", [32, 96, 128, 1536, 7168])
+def test_warps_share_the_columns(columns):
+    product = SplitProduct(columns, 8)
+    assert product.warps * product.slices * mma.K_SLICE == columns
+    assert product.warps <= 8
+    # Rows g and g + 1 of the operand begin half of the 128 bytes of all banks apart.
+    assert product.pitch * 2 % 128 == 64
+
+
+@pytest.mark.parametrize(("share", "cluster"), [(16, 8), (32, 4)])
+def test_an_index_head_is_shared(share, cluster):
+    query = IndexQuery(1536, 128, share)
+    assert query.cluster == cluster
+    assert query.inbox_bytes(3) == 3 * cluster * 4
