@@ -64,7 +64,8 @@ class CudaOp:
             else:
                 flags.append((name, value))
         launch, order = self._compiled(self._rows(), tuple(sorted(flags)))
-        launch(*(_tensor(given[name]) if name in given else self._bound[name] for name in order))
+        bound = self._bound
+        launch(*(_tensor(given[n]) if n in given else bound[n] if n else None for n in order))
 
     def kernel(self, rows: int, flags: Iterable[tuple[str, Any]] = ()) -> Any:
         """The kernel object (its fields are its flags) that such a call launches."""
@@ -82,7 +83,7 @@ class CudaOp:
         if key not in self._ready:
             kernel = self.kernel(rows, flags)
             specs = operands_of(self.module, kernel)
-            names = tuple(spec.name for spec in specs)
+            names = tuple(spec.name if spec else "" for spec in specs)
             self._ready[key] = compile_kernel(kernel, specs, self._arch), names
         return self._ready[key]
 
