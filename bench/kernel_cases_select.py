@@ -5,9 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 
 import torch
-from torch import Tensor
-
 from kernel_cases import DEVICE, NAN, Verdict
+from torch import Tensor
 
 LENGTHS = (0, 1, 63, 64, 65, 2047, 2048, 2049, 2050, 4096, 8191, 16384, 16385, 32768, 131072)
 
@@ -76,9 +75,7 @@ class TopkSelectCase:
             "valid": torch.full((rows,), 0x7F7F7F7F, dtype=torch.int32, device=DEVICE),
         }
 
-    def check(
-        self, given: dict[str, Tensor], done: dict[str, Tensor], q: int, tie: str
-    ) -> Verdict:
+    def check(self, given: dict[str, Tensor], done: dict[str, Tensor], q: int, tie: str) -> Verdict:
         m = self.module
         verdict = Verdict()
         block_rows = given["latent_kv"].stride(0) // m.ROW_BYTES
@@ -94,7 +91,9 @@ class TopkSelectCase:
             expected[: best.numel()] = physical.int()
             verdict.equal(f"row {row} of {seen} keys", done["selected"][row], expected)
             if int(done["valid"][row]) != best.numel():
-                verdict.wrong.append(f"row {row}: valid {int(done['valid'][row])}, not {best.numel()}")
+                verdict.wrong.append(
+                    f"row {row}: valid {int(done['valid'][row])}, not {best.numel()}"
+                )
         return verdict
 
 

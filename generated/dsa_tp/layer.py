@@ -92,24 +92,24 @@ class DsaTpLayer(Layer):
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:67
         side.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :67
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :68
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :66
+        )  # :67
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :66
+        )  # :67
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :66
+        )  # :67
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :66
+        # :67
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :66
-        self.o_proj(at.gated, out=step.out)  # :66
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :67
+        self.o_proj(at.gated, out=step.out)  # :67
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8, 16, 32 (q 1) and 16, 32 (q 4) on sm_90a.
@@ -118,26 +118,26 @@ class DsaTpLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:60
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:61
         side.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
-        self.query_norm(at.q_a, at.q_c)  # :60
-        self.index_gemm(at.q_c, at.index_q)  # :60
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :62
+        self.query_norm(at.q_a, at.q_c)  # :61
+        self.index_gemm(at.q_c, at.index_q)  # :61
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :60
+        )  # :61
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :60
+        )  # :61
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :60
+        )  # :61
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :60
+        # :61
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :60
-        self.o_proj(at.gated, out=step.out)  # :60
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :61
+        self.o_proj(at.gated, out=step.out)  # :61
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8 (q 1) and 4, 8 (q 4) on sm_100a.
@@ -146,27 +146,27 @@ class DsaTpLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:60
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:61
         side.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
-        self.query_norm(at.q_a, at.q_c)  # :60
-        self.index_gemm(at.q_c, at.index_q)  # :60
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :62
+        self.query_norm(at.q_a, at.q_c)  # :61
+        self.index_gemm(at.q_c, at.index_q)  # :61
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :60
+        )  # :61
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :60
+        )  # :61
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :60
+        )  # :61
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :60 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :60
-        self.o_proj(at.gated, out=step.out)  # :60
+        )  # :61 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :61
+        self.o_proj(at.gated, out=step.out)  # :61
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -175,27 +175,27 @@ class DsaTpLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:60
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:61
         side.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :61
-        self.query_norm(at.q_a, at.q_c)  # :60
-        self.index_gemm(at.q_c, at.index_q)  # :60
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :62
+        self.query_norm(at.q_a, at.q_c)  # :61
+        self.index_gemm(at.q_c, at.index_q)  # :61
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :60
+        )  # :61
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :60
+        )  # :61
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :60
+        )  # :61
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :60 plain: reads `valid` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :60
-        self.o_proj(at.gated, out=step.out)  # :60
+        )  # :61 plain: reads `valid` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :61
+        self.o_proj(at.gated, out=step.out)  # :61
 
     def _fork_split_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -204,27 +204,27 @@ class DsaTpLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
-        self.query_norm(at.q_a, at.q_c)  # :63
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:64
+        self.query_norm(at.q_a, at.q_c)  # :64
         side.wait_stream(main)
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
-        self.index_gemm(at.q_c, at.index_q)  # :63
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :65
+        self.index_gemm(at.q_c, at.index_q)  # :64
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :63
+        )  # :64
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :63
+        )  # :64
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :63
+        )  # :64
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :63
+        # :64
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.value_bmm(at.latent, at.values, pdl=False)  # :63 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :63
-        self.o_proj(at.gated, out=step.out)  # :63
+        self.value_bmm(at.latent, at.values, pdl=False)  # :64 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :64
+        self.o_proj(at.gated, out=step.out)  # :64
 
     def _fork_split_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -233,47 +233,47 @@ class DsaTpLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
-        self.query_norm(at.q_a, at.q_c)  # :63
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:64
+        self.query_norm(at.q_a, at.q_c)  # :64
         side.wait_stream(main)
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
-        self.index_gemm(at.q_c, at.index_q)  # :63
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :65
+        self.index_gemm(at.q_c, at.index_q)  # :64
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :63
+        )  # :64
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :63
+        )  # :64
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :63
+        )  # :64
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :63 plain: reads `valid` before its wait
-        self.value_bmm(at.latent, at.values, pdl=False)  # :63 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :63
-        self.o_proj(at.gated, out=step.out)  # :63
+        )  # :64 plain: reads `valid` before its wait
+        self.value_bmm(at.latent, at.values, pdl=False)  # :64 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :64
+        self.o_proj(at.gated, out=step.out)  # :64
 
     def _late_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) on sm_100a.
 
         main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:74
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:75
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :74
+        )  # :75
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :74
+        )  # :75
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :74
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :74
+        )  # :75
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :75
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :74 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :74
-        self.o_proj(at.gated, out=step.out)  # :74
+        )  # :75 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :75
+        self.o_proj(at.gated, out=step.out)  # :75
