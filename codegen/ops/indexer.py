@@ -116,7 +116,7 @@ TOPK_SELECT = Contract(
     release=Release.AFTER_LOADS,
     limits=Limits(dcp=False, divides=(("context", 128),)),
     tile=("parts",),
-    tactics=tactics((32, {"parts": 8}), (64, {"parts": 4})),
+    tactics=tactics((15, {"parts": 8}), (32, {"parts": 4}), (64, {"parts": 2})),  # all resident
 )
 
 _CANDIDATES = "dcp, rows_cap, top_k, 2"

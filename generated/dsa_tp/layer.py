@@ -5,17 +5,17 @@ Generated from pipelines/dsa_tp.yaml; do not edit. Schedule proved.
     arch     q  rows         method
     sm_90a   1  1-4          _front
     sm_90a   1  5-8, 16, 32  _fork_sparse_decode
-    sm_90a   1  64           _fork_split_sparse_decode
+    sm_90a   1  64           _fork_split_sparse_decode_mla_value
     sm_90a   4  4, 8         _front
     sm_90a   4  16, 32       _fork_sparse_decode
-    sm_90a   4  64           _fork_split_sparse_decode
+    sm_90a   4  64           _fork_split_sparse_decode_mla_value
     sm_100a  1  1-4          _late_front
     sm_100a  1  5-8          _fork_prims_ts
     sm_100a  1  16, 32       _fork_trtllm_gen
-    sm_100a  1  64           _fork_split_trtllm_gen
+    sm_100a  1  64           _fork_split_trtllm_gen_value_bmm_mla_gate
     sm_100a  4  4, 8         _fork_prims_ts
     sm_100a  4  16, 32       _fork_trtllm_gen
-    sm_100a  4  64           _fork_split_trtllm_gen
+    sm_100a  4  64           _fork_split_trtllm_gen_value_bmm_mla_gate
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class DsaTpLayer(Layer):
             8: "_fork_sparse_decode",
             16: "_fork_sparse_decode",
             32: "_fork_sparse_decode",
-            64: "_fork_split_sparse_decode",
+            64: "_fork_split_sparse_decode_mla_value",
         },
         ("sm_90a", 4): {
             4: "_front",
             8: "_front",
             16: "_fork_sparse_decode",
             32: "_fork_sparse_decode",
-            64: "_fork_split_sparse_decode",
+            64: "_fork_split_sparse_decode_mla_value",
         },
         ("sm_100a", 1): {
             1: "_late_front",
@@ -75,14 +75,14 @@ class DsaTpLayer(Layer):
             8: "_fork_prims_ts",
             16: "_fork_trtllm_gen",
             32: "_fork_trtllm_gen",
-            64: "_fork_split_trtllm_gen",
+            64: "_fork_split_trtllm_gen_value_bmm_mla_gate",
         },
         ("sm_100a", 4): {
             4: "_fork_prims_ts",
             8: "_fork_prims_ts",
             16: "_fork_trtllm_gen",
             32: "_fork_trtllm_gen",
-            64: "_fork_split_trtllm_gen",
+            64: "_fork_split_trtllm_gen_value_bmm_mla_gate",
         },
     }
 
@@ -237,10 +237,10 @@ class DsaTpLayer(Layer):
         self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
         self.o_proj(at.gated, out=step.out)  # :63
 
-    def _fork_split_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
+    def _fork_split_sparse_decode_mla_value(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
 
-        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select sparse_decode value_bmm mla_gate o_proj
+        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
@@ -271,12 +271,11 @@ class DsaTpLayer(Layer):
         main.wait_stream(side)  # sparse_decode needs what side made
         # :66
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.value_bmm(at.latent, at.values, pdl=False)  # :66 plain: it never waits
         # :66 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
         self.o_proj(at.gated, out=step.out)  # :66
 
-    def _fork_split_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
+    def _fork_split_trtllm_gen_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
 
         main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select trtllm_gen value_bmm mla_gate o_proj

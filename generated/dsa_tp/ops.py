@@ -179,10 +179,12 @@ OPS = (
         constants={"top_k": TOP_K, "tie": "low_id"},
         kernel="topk_select:TopkSelect",
         tactics={
-            ("sm_90a", 32): {"parts": 8},
-            ("sm_90a", 64): {"parts": 4},
-            ("sm_100a", 32): {"parts": 8},
-            ("sm_100a", 64): {"parts": 4},
+            ("sm_90a", 8): {"parts": 8},
+            ("sm_90a", 32): {"parts": 4},
+            ("sm_90a", 64): {"parts": 2},
+            ("sm_100a", 8): {"parts": 8},
+            ("sm_100a", 32): {"parts": 4},
+            ("sm_100a", 64): {"parts": 2},
         },
     ),
     Op(

@@ -23,6 +23,14 @@ def sync() -> None:
     cute.arch.cluster_wait()
 
 
+def meet(parts: int) -> None:
+    """Barrier of the `parts` CTAs that work together; of one CTA alone, its own."""
+    if parts > 1:
+        sync()
+    else:
+        cute.arch.sync_threads()
+
+
 def load(tensor: cute.Tensor, index, rank):
     """Word `index` of what is the one-dimensional uint32 `tensor` here, in the CTA of that rank.
 
@@ -58,8 +66,18 @@ def add(tensor: cute.Tensor, index, value: Uint32, rank) -> None:
     )
 
 
+def store(tensor: cute.Tensor, index, value: Uint32, rank) -> None:
+    """Writes word `index` of what is the uint32 `tensor` here, in the CTA of that rank."""
+    address = inline_ptx(
+        "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};",
+        write_only_types=[Uint32],
+        read_only_args=[(tensor.iterator + index).toint(), Int32(rank)],
+    )
+    inline_ptx("st.shared::cluster.b32 [{$r0}], {$r1};", read_only_args=[address, value])
+
+
 def store_wide(tensor: cute.Tensor, index, value: Uint64, rank) -> None:
-    """Writes element `index` of what is the uint64 `tensor` here, in the CTA of that rank."""
+    """`store` for uint64."""
     address = inline_ptx(
         "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};",
         write_only_types=[Uint32],

@@ -1,8 +1,8 @@
 """Histograms in shared memory, summed over a cluster, and the search for the n-th smallest digit.
 
-Bins lie in groups of GROUP. Every CTA counts into its own `counts`; `share` adds the sum of each
-of its groups to everybody's `groups`. Behind a barrier one warp finds the group and, in the bins
-that all parts have counted of it, the bin.
+Bins lie in groups of GROUP. Every CTA counts into `counts`; `share` hands the count of a bin to
+the owner of its group (group modulo parts), apart for every part, and the sum of a group to all.
+Behind a barrier one warp finds the bin: sums of groups first, then the bins of one group.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ def clear(words: cute.Tensor, threads: cutlass.Constexpr):
 
 @cute.jit
 def share(
-    counts: cute.Tensor, groups: cute.Tensor, parts: cutlass.Constexpr, threads: cutlass.Constexpr
-):
-    """Adds the sums of this CTA's `counts` (uint32, bins) to all `groups` (uint32, bins / GROUP).
+    counts: cute.Tensor, totals: cute.Tensor, groups: cute.Tensor, part,
+    parts: cutlass.Constexpr, threads: cutlass.Constexpr,
+):  # fmt: skip
+    """Hands this CTA's `counts` (uint32, bins) to the CTAs of its cluster.
 
-    Both are zero everywhere before. Barriers before and behind are the caller's.
+    totals (uint32, bins) and groups (uint32, bins / GROUP) are zero everywhere before it. With
+    one part nothing goes to `totals`. Barriers before and behind are the caller's.
     """
     tid = cute.arch.thread_idx()[0]
     each = cute.size(counts) // threads
@@ -39,6 +41,11 @@ def share(
     total = Uint32(0)
     for place in cutlass.range_constexpr(each):
         total = total + mine[place]
+    if cutlass.const_expr(parts > 1):
+        slot = (group // parts * parts + part) * GROUP + member * each
+        for place in cutlass.range_constexpr(each):
+            if mine[place] != Uint32(0):
+                cluster.store(totals, slot + place, mine[place], group % parts)
     distance = 1
     for _ in cutlass.range_constexpr(members.bit_length() - 1):
         total = total + cute.arch.shuffle_sync_bfly(total, distance)
@@ -55,14 +62,14 @@ def share(
 
 @cute.jit
 def find(
-    counts: cute.Tensor, groups: cute.Tensor, part, parts: cutlass.Constexpr, wanted,
-    found: cute.Tensor,
+    counts: cute.Tensor, totals: cute.Tensor, groups: cute.Tensor, part,
+    parts: cutlass.Constexpr, wanted, found: cute.Tensor,
 ):  # fmt: skip
     """Where the `wanted`-th (uint32, from 1) of all counted things lies; for one whole warp.
 
     found (uint32, 5) = the bin, how many lie in bins before it, how many in it, how many of
     those belong to lower parts, how many to this part. The caller puts a barrier behind it, and
-    keeps `counts` until all parts are past that.
+    keeps `totals` until all parts are past that.
     """
     lane = cute.arch.lane_idx()
     each = cute.size(groups) // reduce.WARP
@@ -79,19 +86,24 @@ def find(
     # One lane has found it; the others add nothing.
     group = cute.arch.warp_redux_sync(Int32(group), "add")
     passed = Uint32(cute.arch.warp_redux_sync(Int32(passed), "add"))
-    number = group * GROUP + lane
-    lower, own, count = Uint32(0), counts[number], Uint32(0)
+    lower, own, count = Uint32(0), Uint32(0), Uint32(0)
     if cutlass.const_expr(parts == 1):
-        count = own
+        count = counts[group * GROUP + lane]
+        own = count
     else:
-        of_parts = [cluster.load(counts, number, peer) for peer in range(parts)]
+        slot = group // parts * parts * GROUP + lane
+        each_part = [
+            cluster.load(totals, slot + peer * GROUP, group % parts) for peer in range(parts)
+        ]
         for peer in cutlass.range_constexpr(parts):
-            count = count + of_parts[peer]
+            count = count + each_part[peer]
             if peer < part:
-                lower = lower + of_parts[peer]
+                lower = lower + each_part[peer]
+            if peer == part:
+                own = each_part[peer]
     upto = passed + reduce.running_sum(count)
     if upto - count < wanted and wanted <= upto:
-        found[0] = Uint32(number)
+        found[0] = Uint32(group * GROUP + lane)
         found[1] = upto - count
         found[2] = count
         found[3] = lower

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 
 import cutlass
-from cutlass import Boolean, Float32, Uint16, Uint32, cute
+from cutlass import Boolean, Uint32, cute
 from cutlass.cute.arch import inline_ptx
 from cutlass.memory import SmemAllocator
 
@@ -53,19 +53,6 @@ def load_words(row: cute.Tensor, index) -> cute.TensorSSA:
     return cute.recast_tensor(vector, cutlass.Uint32).load()
 
 
-def load_scores(row: cute.Tensor, index) -> tuple[Float32, ...]:
-    """Four FP32 of a row in device memory from element `index` on, a multiple of four.
-
-    The load stays where it is written: behind a branch that needs the values only sometimes the
-    compiler would wait for one load after the other.
-    """
-    return inline_ptx(
-        "ld.global.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-        write_only_types=[Float32] * 4,
-        read_only_args=[(row.iterator + index).toint()],
-    )
-
-
 def add_shared(counters: cute.Tensor, index, value: Uint32, condition: Boolean) -> None:
     """Adds to word `index` of uint32 counters in shared memory, at once, where `condition` holds.
 
@@ -89,25 +76,7 @@ def take_shared(counters: cute.Tensor, index) -> Uint32:
 
 def add_shared_at(base: Uint32, offset: Uint32, value: Uint32) -> None:
     """`add_shared` at a byte offset behind a shared address, for counters of a hot loop."""
-    inline_ptx("red.shared.add.u32 [{$r0}], {$r1};", read_only_args=[base + offset, value])
-
-
-def store_pair(words: cute.Tensor, index, low: Uint32, high: Uint32, condition: Boolean) -> None:
-    """Words 2 `index` and 2 `index` + 1 of shared memory in one store, where `condition` holds."""
-    inline_ptx(
-        "st.shared.v2.b32 [{$r0}], {{$r1}, {$r2}};",
-        read_only_args=[(words.iterator + 2 * index).toint(), low, high],
-        predicate=condition,
-    )
-
-
-def store_half(address: Uint32, value: Uint32, condition: Boolean) -> None:
-    """The low 16 bits at an address of shared memory where `condition` holds, without a branch."""
-    inline_ptx(
-        "st.shared.b16 [{$r0}], {$r1};",
-        read_only_args=[address, Uint16(value)],
-        predicate=condition,
-    )
+    inline_ptx("red.shared.add.u32 [{$r0}], {$r1};", read_only_args=[Uint32(base) + offset, value])
 
 
 def load_word(row: cute.Tensor, index) -> cutlass.Uint32:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cutlass import Float32, Int32, Uint32, Uint64, cute
+from cutlass import Float32, Int32, Uint32, cute
 from cutlass.cute.arch import inline_ptx
 
 INFINITY = float("inf")
@@ -36,8 +36,3 @@ def descending_halves(low: Float32, high: Float32) -> Uint32:
         "prmt.b32 {$w0}, {$r0}, {$r0}, 0xBB99;", write_only_types=[Uint32], read_only_args=[halves]
     )
     return halves ^ (~signs & Uint32(HALF_MAGNITUDES))
-
-
-def rank(score: Float32, order, bits: int) -> Uint64:
-    """Score and `order` (0 to 2^bits - 1) as one integer: of equal scores the lower order wins."""
-    return (Uint64(descending(score)) << bits) | Uint64(Uint32(order))

@@ -1,0 +1,71 @@
+"""The exact top-k: refused flags, memory of every tactic, and bits that its search rests on."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+from test_compile import load, render
+
+from kpipe.codegen.ops.registry import CONTRACTS
+from kpipe.runtime.host.compile import compile_kernel, ptx_of
+
+SHARED_LIMIT = 227 * 1024
+
+
+@pytest.fixture(scope="module", params=["kimi", "small"])
+def module(request, tmp_path_factory) -> ModuleType:
+    folder = tmp_path_factory.mktemp(f"topk_{request.param}")
+    render(folder, request.param)
+    return load(folder / "topk_select.py")
+
+
+def parts_of(module: ModuleType) -> list[int]:
+    """The parts that this context allows."""
+    return [parts for parts in module.PARTS if parts * module.MOST_KEPT >= module.CONTEXT]
+
+
+def test_operands_follow_the_contract(module):
+    contract = CONTRACTS["topk_select"]
+    assert [spec.name for spec in module.operands()] == [o.name for o in contract.operands]
+    assert contract.kernel == "topk_select" and contract.tile == ("parts",)
+
+
+def test_flags_are_checked(module):
+    with pytest.raises(ValueError, match="tie is 'first'; choose from low_id, high_id"):
+        module.TopkSelect(tie="first")
+    with pytest.raises(ValueError, match="parts is 3; choose 1, 2, 4 or 8"):
+        module.TopkSelect(parts=3)
+
+
+def test_a_part_keeps_what_fits(module):
+    allowed = parts_of(module)
+    assert allowed == ([2, 4, 8] if module.CONTEXT == 131072 else [1, 2, 4, 8])
+    if 1 not in allowed:
+        reason = "parts is 1; a CTA keeps 65536 of 131072 keys at most: choose at least 2"
+        with pytest.raises(ValueError, match=reason):
+            module.TopkSelect(parts=1)
+    for parts in allowed:
+        kept = module.TopkSelect(parts=parts).kept
+        assert kept >= max(module.CONTEXT / parts, min(module.ALONE, module.CONTEXT))
+        # Entries of a list are 15 bits: a distance within a warp's share, or a place in the queue.
+        assert kept // module.WARPS <= module.TIED and module.CANDIDATES <= module.TIED
+
+
+@pytest.mark.parametrize("tie", ["low_id", "high_id"])
+def test_every_tactic_compiles(module, tie):
+    for parts in parts_of(module):
+        kernel = module.TopkSelect(parts=parts, tie=tie)
+        ptx = ptx_of(compile_kernel(kernel, module.operands(), "sm_90a", keep_ptx=True))
+        assert ".local" not in ptx
+        assert ("barrier.cluster.arrive" in ptx) == (parts > 1)
+        # Two bytes a kept key; histograms, queue and candidates take less than 64 KiB.
+        assert 2 * kernel.kept + 64 * 1024 <= SHARED_LIMIT
+
+
+def test_ranks_are_found_to_the_last_bit(module):
+    """Histograms narrow a rank down until no more than CANDIDATES can share its prefix."""
+    assert module.CONTEXT <= 2**module.POSITION_BITS
+    assert module.FIRST_SHIFT >= module.RANK_BITS == 32 + module.POSITION_BITS
+    left = module.FIRST_SHIFT % module.BIN_BITS
+    assert 2**left <= module.CANDIDATES
