@@ -72,6 +72,10 @@ class CudaOp:
         values: dict[str, Any] = {
             name: value for name, value in self._bound.items() if name in self._fields
         }
+        if "shard" in self._bound:
+            shard = self._bound["shard"]
+            place = {"rank": shard.rank, "ranks": shard.ranks, "interleave": shard.interleave}
+            values.update({name: value for name, value in place.items() if name in self._fields})
         values.update(self.op.tactic(self._arch, rows))
         values.update({name: value for name, value in flags if name in self._fields})
         return self.kernel_class(**values)
