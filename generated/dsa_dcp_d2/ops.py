@@ -85,7 +85,6 @@ OPS = (
         stage="indexer",
         reference=indexer.index_scores,
         needs_shard=True,
-        kernel="index_scores:IndexScores",
     ),
     Op(
         name="mla_query",
