@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kpipe.codegen.ops.contract import Access as Touch
-from kpipe.codegen.ops.contract import Kind, Phase, Release
+from kpipe.codegen.ops.contract import Kind, Path, Phase, Release
 from kpipe.codegen.plan.flags import polled_operands
 from kpipe.codegen.plan.model import MAIN, Binding, Fork, Launch, PipelinePlan, StepPlan
 from kpipe.codegen.proof import program as model
@@ -49,9 +49,10 @@ def lower(
     *,
     captured: bool,
     layers: int = LAYERS,
+    steps: int = STEPS,
     released: bool = False,
 ) -> Program:
-    """The program of `STEPS` steps of `layers` layers each.
+    """The program of `steps` steps of `layers` layers each.
 
     Eager: everything is issued on the streams.  Captured: each step's layers are one graph; the
     engine's writes of step inputs stay outside it.  With `released` the engine gives each layer's
@@ -66,7 +67,7 @@ def lower(
         if released:
             actions.insert(-1, model.Launch(streams[MAIN], _release(pipeline, actions)))
         body += actions
-    return Program((inputs, Segment(tuple(body), captured=captured)) * STEPS)
+    return Program((inputs, Segment(tuple(body), captured=captured)) * steps)
 
 
 def lower_together(
@@ -181,7 +182,9 @@ class _Lowering:
         for binding in launch.bindings:
             if binding.kind is not Kind.WEIGHT and binding.access is not Touch.LAYOUT:
                 found = self.accesses(binding, number, binding.operand in polled)
-                accesses += [replace(access, path=binding.path.value) for access in found]
+                if binding.path is not Path.GENERIC:
+                    found = [replace(access, path=binding.path.value) for access in found]
+                accesses += found
         accesses += [
             Access(
                 f"{WORKSPACE}{launch.op}.{scratch.name}{self.own}",

@@ -12,7 +12,7 @@ from kpipe.codegen.diagnostics import Diagnostic
 from kpipe.codegen.plan.model import StepPlan
 from kpipe.codegen.proof.order import Order
 from kpipe.codegen.proof.program import Access, Copy, Kernel, Program, Reuse
-from kpipe.codegen.proof.races import Pair, Race, racy_pairs
+from kpipe.codegen.proof.races import Pair, Race, scan
 
 PATHS = {
     "generic": "plain stores (generic proxy)",
@@ -20,36 +20,43 @@ PATHS = {
 }
 
 
-def crossing_pairs(program: Program) -> frozenset[Pair]:
+def crossing_pairs(program: Program, order: Order | None = None) -> frozenset[Pair]:
     """Every (writer, its access, reader, its access), launches in host order, where plain stores
     without a proxy fence are read by TMA in a kernel that may start before the writer has exited.
 
-    Pairs that are unordered altogether are among them.
+    Pairs that are unordered altogether are among them.  `order` is the program's, where the caller
+    has it.
     """
-    readers = [
-        (position, site, access)
-        for position, launch in enumerate(program.launches)
-        for site, access in enumerate(launch.node.accesses)
-        if not access.write and access.path == "async"
-    ]
-    if not readers:
-        return frozenset()
+    stores: dict[str, list[tuple[int, int, Access]]] = {}
+    found: list[Pair] = []
+    for position, launch in enumerate(program.launches):
+        node = launch.node
+        for site, access in enumerate(node.accesses):
+            if access.write or access.path != "async":
+                continue
+            for first, first_site, written in stores.get(access.buffer, ()):
+                if written.conflicts(access):
+                    order = order or Order(program)
+                    if not order.ordered((first, "X"), (position, "S")):
+                        found.append((first, first_site, position, site))
+        if isinstance(node, Reuse) or _fenced(node):
+            continue
+        for site, access in enumerate(node.accesses):
+            if _plain_store(access):
+                stores.setdefault(access.buffer, []).append((position, site, access))
+    return frozenset(found)
+
+
+def proxy_races(program: Program, strict: Order | None = None) -> tuple[Race, ...]:
+    """The crossing pairs that are in order otherwise, as races of kind "PROXY"; sorted.
+
+    `strict` is an order of the program that claims less, where the caller has one: what it orders
+    need not be asked again.
+    """
+    if not crossing_pairs(program, strict):
+        return ()
     order = Order(program)
-    return frozenset(
-        (first, first_site, second, second_site)
-        for second, second_site, read in readers
-        for first, launch in enumerate(program.launches[:second])
-        if not (isinstance(launch.node, Reuse) or _fenced(launch.node))
-        for first_site, written in enumerate(launch.node.accesses)
-        if _plain_store(written)
-        and written.conflicts(read)
-        and not order.ordered((first, "X"), (second, "S"))
-    )
-
-
-def proxy_races(program: Program) -> tuple[Race, ...]:
-    """The crossing pairs that are in order otherwise, as races of kind "PROXY"; sorted."""
-    crossing = crossing_pairs(program)
+    crossing = crossing_pairs(program, order)
     if not crossing:
         return ()
     launches = program.launches
@@ -63,7 +70,7 @@ def proxy_races(program: Program) -> tuple[Race, ...]:
                 "racy",
                 "",
             )
-            for first, first_site, second, second_site in crossing - racy_pairs(program)
+            for first, first_site, second, second_site in crossing - frozenset(scan(order).pairs)
         )
     )
 

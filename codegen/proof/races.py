@@ -197,9 +197,12 @@ def check(program: Program) -> tuple[Race, ...]:
     return _checked(program, scan(order := Order(program)).pairs, order)
 
 
-def check_all(program: Program) -> tuple[Race, ...]:
-    """`check` and `unfenced` together, with what they share computed once."""
-    fenced = scan(Order(program, fences=True)).pairs
+def check_all(program: Program, strict: Order | None = None) -> tuple[Race, ...]:
+    """`check` and `unfenced` together, with what they share computed once.
+
+    `strict` is the program's order with fences, where the caller has it.
+    """
+    fenced = scan(strict or Order(program, fences=True)).pairs
     if not fenced:  # stricter than both, and usually enough
         return ()
     order = Order(program)

@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 
 from kpipe.codegen.plan.model import Item, Launch, Pdl, PipelinePlan, StepPlan
 from kpipe.codegen.proof.cite import lost_at
-from kpipe.codegen.proof.lower import BETWEEN_LAYERS, lower
+from kpipe.codegen.proof.lower import BETWEEN_LAYERS, LAYERS, STEPS, lower
 from kpipe.codegen.proof.order import Order
 from kpipe.codegen.proof.program import Kernel, Program
 from kpipe.codegen.proof.program import Launch as Node
-from kpipe.codegen.proof.proxies import proxy_races, proxy_reasons
-from kpipe.codegen.proof.races import Race, check_all
+from kpipe.codegen.proof.proxies import crossing_pairs, proxy_races, proxy_reasons
+from kpipe.codegen.proof.races import Race, check_all, scan
 
 RULE_SETS = (False, True)  # captured?
+WHOLE = (LAYERS, STEPS)
+SHORT = (2, 1)  # a program that is looked at first
 CAPTURED = "captured: "  # in front of a rule that is lost under capture
 
 
@@ -42,27 +44,42 @@ def synthesise(pipeline: PipelinePlan, step: StepPlan) -> Synthesis:
     where weakening does not help, because the ops themselves are in the wrong order.
     """
     asked = step
-    found = _tried(pipeline, step)
-    while found.races:
-        weakened = _weaken(found.step, found.races)
-        if weakened is found.step:
-            return found
-        found = _tried(pipeline, weakened)
+    # What is unordered in a short program is so in the whole one, of which it is a part: most of
+    # what has to be taken back shows there already, at a third of the work.
+    step = _weaken(step, _tried(pipeline, step, SHORT).races)
+    found = _tried(pipeline, step, WHOLE)
+    while found.races and (step := _weaken(found.step, found.races)) is not found.step:
+        found = _tried(pipeline, step, WHOLE)
+    if found.races:
+        return found
     for name in [launch.name for launch in found.step.launches]:
         for part in ("attribute", "release"):
             stronger = _with_overlap_of(found.step, asked, name, part)
-            if stronger is not found.step:
-                again = _tried(pipeline, stronger)
+            if stronger is not found.step and not _racy(pipeline, stronger):
+                again = _tried(pipeline, stronger, WHOLE)
                 found = found if again.races else again
     return found
 
 
-def _tried(pipeline: PipelinePlan, step: StepPlan) -> Synthesis:
+def _tried(pipeline: PipelinePlan, step: StepPlan, size: tuple[int, int]) -> Synthesis:
+    layers, steps = size
     programs = tuple(
-        lower(pipeline, step, captured=captured, released=not captured) for captured in RULE_SETS
+        lower(pipeline, step, captured=captured, layers=layers, steps=steps, released=not captured)
+        for captured in RULE_SETS
     )
     races = tuple((program, race) for program in programs for race in races_of(program))
     return Synthesis(step, programs, races)
+
+
+def _racy(pipeline: PipelinePlan, step: StepPlan) -> bool:
+    """Whether a short program of the step has a race; what is cheap to see is looked at first."""
+    layers, steps = SHORT
+    for captured in reversed(RULE_SETS):
+        program = lower(pipeline, step, captured=captured, layers=layers, steps=steps)
+        order = Order(program)
+        if crossing_pairs(program, order) or scan(order).pairs or check_all(program):
+            return True
+    return False
 
 
 def _with_overlap_of(step: StepPlan, asked: StepPlan, name: str, part: str) -> StepPlan:
@@ -82,7 +99,8 @@ def _with_overlap_of(step: StepPlan, asked: StepPlan, name: str, part: str) -> S
 def races_of(program: Program) -> tuple[Race, ...]:
     """What the documents do not order, reads that rest on an unfenced trigger included, and what
     they order but do not make visible to TMA."""
-    return tuple(dict.fromkeys((*check_all(program), *proxy_races(program))))
+    strict = Order(program, fences=True)
+    return tuple(dict.fromkeys((*check_all(program, strict), *proxy_races(program, strict))))
 
 
 def _weaken(step: StepPlan, races: tuple[tuple[Program, Race], ...]) -> StepPlan:
