@@ -11,6 +11,7 @@ from kpipe.codegen.plan.methods import name_methods
 from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.plan.resolve import Resolved
+from kpipe.codegen.plan.tactics import tactics_of
 
 
 def check_used(resolved: Resolved, plans: list[StepPlan], report: Report) -> None:
@@ -103,6 +104,12 @@ def assemble(
         step=collect_tensors(ops, Kind.STEP, resolved.memory, parallel, report),
         ops=ops,
         stages=MappingProxyType(inventory(resolved)),
+        tactics=MappingProxyType(
+            {
+                op.name: tactics_of(op, resolved.slots.values(), resolved.targets, resolved.rows)
+                for op in ops
+            }
+        ),
         plans=plans,
         methods=name_methods(plans),
         modes=tuple(resolved.modes),

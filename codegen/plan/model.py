@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kpipe.codegen.diagnostics import Span
-from kpipe.codegen.ops.contract import Access, Contract, Kind, Path, Phase
+from kpipe.codegen.ops.contract import Access, Contract, Kind, Path, Phase, Tactic
 
 MAIN = "main"
 
@@ -60,7 +60,7 @@ class Launch:
     flags: tuple[tuple[str, bool], ...]
     options: tuple[tuple[str, str], ...]  # words of the stage
     arguments: tuple[tuple[str, str], ...]  # words that the call passes, by keyword
-    tactic: tuple[tuple[str, int], ...]
+    tactic: Tactic
     pdl: Pdl
     span: Span
 
@@ -214,6 +214,7 @@ class PipelinePlan:
     step: tuple[TensorPlan, ...]
     ops: tuple[Contract, ...]  # every op of every declared mode, sorted by name
     stages: Mapping[str, str]  # op -> stage
+    tactics: Mapping[str, tuple[tuple[str, int, Tactic], ...]]  # op -> (arch, most rows, fields)
     plans: tuple[StepPlan, ...]
     methods: tuple[Method, ...]
     modes: tuple[str, ...]

@@ -18,8 +18,8 @@ from kpipe.codegen.plan.pdl import Candidate, strongest
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.plan.resolve import Resolved
 from kpipe.codegen.plan.tables import Cell
+from kpipe.codegen.plan.tactics import tactic_at
 from kpipe.codegen.plan.value_types import check_types
-from kpipe.codegen.spec.document import Mapping as MappingNode
 from kpipe.codegen.spec.document import Scalar
 from kpipe.codegen.spec.document import Sequence as SequenceNode
 
@@ -207,14 +207,9 @@ def _launch(
         if active(o, flags)
     )
     tag = word.name.partition("@")[2]
-    table = slot.tactics.get(contract.name)
-    cell = table.at(*at) if table else None
-    tactic = contract.tactic(at[2])
     # Whoever merges must know the base that the core of this plan writes.
     merges = "lse_base" in contract.constants and not contract.lse_base
     arguments = tuple(("lse_base", base) for base in sorted(lse_bases) if merges and base != "2")
-    if cell is not None and isinstance(cell.value, MappingNode):
-        tactic = tuple((e.key, e.value.value) for e in cell.value.entries)  # type: ignore[union-attr]
     return Launch(
         index,
         contract.name,
@@ -227,7 +222,7 @@ def _launch(
         tuple(sorted(flags.items())),
         tuple(sorted(seat.options.items())),
         arguments,
-        tactic,
+        tactic_at(slot, contract, *at),
         pdl,
         word.span,
     )

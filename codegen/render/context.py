@@ -204,20 +204,10 @@ def _op(plan: PipelinePlan, contract: Contract, constants: dict[str, object]) ->
 
 def _tactics(plan: PipelinePlan, op: str) -> list[str]:
     """`("sm_90a", 8): {"tile_n": 64}`: tile parameters up to that many rows, by arch."""
-    entries: list[str] = []
-    for arch in plan.targets:
-        by_rows = {
-            step.rows: launch.tactic
-            for step in plan.plans
-            for launch in step.launches
-            if step.arch == arch and launch.op == op and launch.tactic
-        }
-        counts = sorted(by_rows)
-        for position, rows in enumerate(counts):
-            last = position + 1 == len(counts)
-            if last or by_rows[counts[position + 1]] != by_rows[rows]:
-                fields = ", ".join(f'"{name}": {value}' for name, value in by_rows[rows])
-                entries.append(f'("{arch}", {rows}): {{{fields}}}')
+    entries = []
+    for arch, most, tactic in plan.tactics[op]:
+        fields = ", ".join(f'"{name}": {value}' for name, value in tactic)
+        entries.append(f'("{arch}", {most}): {{{fields}}}')
     return entries
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from kpipe.codegen.plan.dims import SYMBOLS
@@ -75,10 +76,12 @@ def laid_out(head: str, arguments: Sequence[str], tail: str, indent: int) -> str
 
 
 def commented(code: str, comment: str) -> str:
-    """Code with a comment behind it where the line has room, else on the line above."""
+    """Code with a comment behind it where the line has room, else on the lines above."""
     if not comment:
         return code
     if len(f"{code.rpartition(chr(10))[2]}  # {comment}") <= WIDTH:
         return f"{code}  # {comment}"
     indent = len(code) - len(code.lstrip(" "))
-    return f"{' ' * indent}# {comment}\n{code}"
+    prefix = f"{' ' * indent}# "
+    above = textwrap.wrap(comment, WIDTH, initial_indent=prefix, subsequent_indent=prefix)
+    return "\n".join((*above, code))

@@ -94,7 +94,8 @@ class DsaDcpLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
         """
-        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         self.mla_query(
             at.q_a,
@@ -159,7 +160,8 @@ class DsaDcpLayer(Layer):
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
         """
-        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         self.mla_query(
             at.q_a,
@@ -225,7 +227,8 @@ class DsaDcpLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait prims_ts dcp_value o_proj o_reduce
         """
-        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         self.mla_query(
             at.q_a,
@@ -292,7 +295,8 @@ class DsaDcpLayer(Layer):
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge query_wait prims_ts dcp_value o_proj o_reduce
         """
-        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         self.mla_query(
             at.q_a,
@@ -362,7 +366,8 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
         # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
@@ -426,7 +431,8 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
         # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
@@ -491,7 +497,8 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
         # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
@@ -557,7 +564,8 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
         # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
@@ -622,7 +630,8 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
         # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence

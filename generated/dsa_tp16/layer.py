@@ -93,7 +93,8 @@ class DsaTp16Layer(Layer):
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:69 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_tp.yaml:69 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
         self.index_front(
@@ -128,7 +129,8 @@ class DsaTp16Layer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
         # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
@@ -166,7 +168,8 @@ class DsaTp16Layer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
         # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
@@ -205,7 +208,8 @@ class DsaTp16Layer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         side.wait_stream(main)
         # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
@@ -244,7 +248,8 @@ class DsaTp16Layer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_tp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         # :66 held: index_gemm reads `q_c` by TMA, behind no proxy fence
         self.query_norm(at.q_a, at.q_c, release=False)
@@ -282,7 +287,8 @@ class DsaTp16Layer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_tp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         # :66 held: index_gemm reads `q_c` by TMA, behind no proxy fence
         self.query_norm(at.q_a, at.q_c, release=False)
@@ -320,7 +326,8 @@ class DsaTp16Layer(Layer):
 
         main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
         """
-        # dsa_tp.yaml:77 plain: reads `hidden` by TMA, between layers stores it behind no proxy fence
+        # dsa_tp.yaml:77 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
         self.packed_gemm(step.hidden, at.projected, pdl=False)
         self.index_front(
             at.wk,

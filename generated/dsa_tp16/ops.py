@@ -170,6 +170,11 @@ OPS = (
             ("sm_90a", 16): {"splits": 6},
             ("sm_90a", 32): {"splits": 3},
             ("sm_90a", 64): {"splits": 2},
+            ("sm_100a", 4): {"splits": 16},
+            ("sm_100a", 8): {"splits": 8},
+            ("sm_100a", 16): {"splits": 6},
+            ("sm_100a", 32): {"splits": 3},
+            ("sm_100a", 64): {"splits": 2},
         },
     ),
     Op(

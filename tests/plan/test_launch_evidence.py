@@ -38,7 +38,7 @@ def record(folder: Path, **changes: object) -> None:
         "device_sha256": device_digest(),
         "arch": "sm_90a",
         "rows": 8,
-        "flags": {"pdl": True, "release": True},
+        "flags": {"pdl": True, "release": False},  # held for index_gemm
         "ok": True,
     } | changes
     document = {"gpu": "GPU X", "records": [entry]}
@@ -68,7 +68,7 @@ def test_other_bytes_are_stale(pipeline, folder: Path, changed: str) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"ok": False}, {"arch": "sm_100a"}, {"rows": 7}, {"flags": {"pdl": False, "release": True}}],
+    [{"ok": False}, {"arch": "sm_100a"}, {"rows": 7}, {"flags": {"pdl": False, "release": False}}],
 )
 def test_a_record_of_something_else_does_not_count(pipeline, folder: Path, changes) -> None:
     record(folder, **changes)

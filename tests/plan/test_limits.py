@@ -109,6 +109,8 @@ def test_pages_of_a_core(tmp_path: Path) -> None:
         (f"{query}fp8}}", f"{query}bf16}}"),
         ("targets: [sm_90a, sm_100a]", "targets: [sm_90a]"),
         (cores, "flashmla_sparse}"),
+        (', sm_100a: {"1-32": mla_value, "33-64": [value_bmm, mla_gate]}', ""),
+        ("  values:   {shape: [heads, rows, v_dim], dtype: bf16}\n", ""),
         (blackwell, ""),
     )
     (found,) = findings_edited(tmp_path, "dsa_tp", *edits)

@@ -47,13 +47,11 @@ def test_two_blocks_change_nothing() -> None:
         assert crossing_pairs(program) == explored_pairs(program, ctas=2)
 
 
-def by_tma(op: str, *operands: str) -> dict[str, Contract]:
-    """The contract of `op`, reading these operands by TMA."""
+def by_tma(op: str, *operands: str, path: words.Path = words.Path.ASYNC) -> dict[str, Contract]:
+    """The contract of `op`, reading these operands by TMA, or by `path`."""
     contract = CONTRACTS[op]
     assert set(operands) <= {o.name for o in contract.operands}
-    changed = tuple(
-        replace(o, path=words.Path.ASYNC) if o.name in operands else o for o in contract.operands
-    )
+    changed = tuple(replace(o, path=path) if o.name in operands else o for o in contract.operands)
     return {op: replace(contract, operands=changed)}
 
 
@@ -75,16 +73,17 @@ def test_the_writer_holds_its_release(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("repair", ["fence", "loads"])
 def test_a_fence_or_plain_loads_keep_the_release(repair: str, tmp_path: Path) -> None:
-    """The controls: the same plan as shipped."""
-    contracts = by_tma("index_gemm", "q_c") if repair == "fence" else {}
-    contracts["query_norm"] = replace(CONTRACTS["query_norm"], proxy_fence=repair == "fence")
-    plan = prove(plan_with(tmp_path / "a", "dsa_tp", contracts)).pipeline
+    """The controls: the shipped core, whose release is held for nobody, is the third."""
+    if repair == "fence":
+        contracts = {"query_norm": replace(CONTRACTS["query_norm"], proxy_fence=True)}
+    else:
+        contracts = by_tma("index_gemm", "q_c", path=words.Path.GENERIC)
     make_project(tmp_path / "b")
     shipped = prove(plan_pipeline(str(tmp_path / "b" / "pipelines" / "dsa_tp.yaml"))).pipeline
-    for name in ("query_norm", "index_gemm"):
-        mine, other = ([x.pdl for x in launches(p, name)] for p in (plan, shipped))
-        assert mine == other
+    assert not any(x.pdl.release for x in launches(shipped, "query_norm"))
+    plan = prove(plan_with(tmp_path / "a", "dsa_tp", contracts)).pipeline
     assert all(x.pdl.release for x in launches(plan, "query_norm"))
+    assert all(x.pdl.release for x in launches(shipped, "topk_select"))
 
 
 @pytest.mark.parametrize(
@@ -140,8 +139,13 @@ def test_the_finding_names_both_paths_and_places(tmp_path: Path) -> None:
     assert finding.related == (("writer", spans["query_norm"]),)
 
 
-def test_no_shipped_contract_reads_by_tma() -> None:
-    """What is known of the libraries' cores does not say how they load; see docs/proof.md."""
+def test_what_reads_by_tma() -> None:
+    """Our kernels that copy in bulk; of the libraries' cores nothing is known (docs/proof.md)."""
     paths = {(c.name, o.name, o.path) for c in CONTRACTS.values() for o in c.operands}
-    assert {path for *_, path in paths} == {words.Path.GENERIC}
+    assert {(op, operand) for op, operand, path in paths if path is words.Path.ASYNC} == {
+        ("packed_gemm", "hidden"),
+        ("index_gemm", "q_c"),
+        ("o_proj", "gated"),
+        ("index_scores", "index_kv"),
+    }
     assert not any(c.proxy_fence for c in CONTRACTS.values())

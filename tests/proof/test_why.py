@@ -90,16 +90,23 @@ def test_a_spec_without_an_order_can_be_asked(tmp_path: Path) -> None:
 def test_an_order_that_rests_on_an_unfenced_trigger_says_so(pipeline: PipelinePlan) -> None:
     """What never waits is behind the wait of its predecessor in time only."""
     step = step_of(pipeline, "fork_split")
-    forced = tuple(
-        replace(item, pdl=replace(item.pdl, attribute=True))
-        if isinstance(item, Launch) and item.name == "value_bmm"
-        else item
-        for item in step.items
-    )
-    silent = replace(step, items=forced)
+
+    def launched(attribute: bool) -> StepPlan:
+        items = tuple(
+            replace(
+                item,
+                contract=replace(item.contract, waits=False),
+                pdl=replace(item.pdl, attribute=attribute),
+            )
+            if isinstance(item, Launch) and item.name == "mla_value"
+            else item
+            for item in step.items
+        )
+        return replace(step, items=items)
+
     for captured in (False, True):
-        answer = why(pipeline, silent, "topk_select", "value_bmm", captured=captured)
+        answer = why(pipeline, launched(True), "topk_select", "mla_value", captured=captured)
         assert answer is not None and answer.ordered and answer.in_time
         assert "release" in [link.rule for link in answer.chain]
-        plain = why(pipeline, step, "topk_select", "value_bmm", captured=captured)
+        plain = why(pipeline, launched(False), "topk_select", "mla_value", captured=captured)
         assert plain is not None and plain.ordered and not plain.in_time

@@ -324,6 +324,7 @@ def test_D48_the_largest_declared_row_count_is_captured(tmp_path: Path) -> None:
         ('"1-2": index_front, "3-64"', '"1-2": index_front, "3-"'),
         ('{"1-64": sparse_decode}', "sparse_decode"),
         ('{"1-15": prims_ts, "16-64": trtllm_gen}', "trtllm_gen"),
+        ('{"1-64": mla_value}', "mla_value"),
         ('"1-32": mla_value, "33-64"', '"1-32": mla_value, "33-"'),
     )
     found = findings_edited(tmp_path / "a", "dsa_tp", *edits)
