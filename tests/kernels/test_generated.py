@@ -34,7 +34,8 @@ def test_there_are_kernels() -> None:
 def test_committed_kernel(path: Path, arch: str) -> None:
     module = _module(path)
     kernel = getattr(module, "".join(part.capitalize() for part in path.stem.split("_")))
-    for release in (True, False):
+    # Without the release: the templates' tests compile that, and one pipeline here.
+    for release in (True, False) if path.parents[1].name == "dsa_tp" else (True,):
         compiled = compile_kernel(kernel(release=release), module.operands(), arch, keep_ptx=True)
         ptx = ptx_of(compiled)
         assert f".target {arch}" in ptx
