@@ -1,11 +1,12 @@
-"""The whole generated layer beside the best composition of public kernels, in one process.
+"""The whole generated layer beside the best composition of public kernels, on one machine.
 
-    python bench/layer_peers.py FOLDER --peers DIR [--rows 1,4,16,64] [--out FILE]
+    python bench/layer_peers.py FOLDER --peers DIR --peers-path PATH [--rows 1,4,16,64] [--out FILE]
 
 FOLDER is a generated folder of the DSA layer under tensor parallelism (12 heads, 32K context);
 DIR holds `peers.py`, whose StockDSALayer composes the layer from FlashMLA or FA3, DeepGEMM,
-FlashInfer's tinygemm, cuBLAS and SGLang's top-k.  Both are captured over layers with weights and
-caches of their own, timed alternately, twice; the medians are printed in microseconds.
+FlashInfer's tinygemm, cuBLAS and SGLang's top-k, and PATH the packages that it imports.  Both are
+captured over layers with weights and caches of their own; medians are printed in microseconds.
+The composition runs in a process of its own, because tinygemm does not import beside CuTe DSL.
 """
 
 from __future__ import annotations
@@ -13,19 +14,24 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
 
 from kpipe.runtime.bench import LAYERS, graph_us
-from kpipe.runtime.bench_inputs import build
-from kpipe.runtime.host.launch import arch_of
-from kpipe.runtime.trial import load_layer
 
 CONTEXT = 32768
 BEST = {"gemm": "tiny", "glue": "triton", "topk": "sgl", "overlap": True}
 VARIANTS = {"flashmla": BEST, "fa3": {**BEST, "attn": "fa3"}}
+
+
+def layers_of(rows: int) -> int:
+    """Layers in a graph; three of 64 rows fill as much memory as four of the others."""
+    return LAYERS if rows < 64 else LAYERS - 1
 
 
 def free() -> None:
@@ -36,10 +42,13 @@ def free() -> None:
 
 def time_ours(folder: str, rows: int) -> float:
     """Microseconds a layer of the generated folder."""
-    layer_class = load_layer(folder)
+    from kpipe.runtime.bench_inputs import build
+    from kpipe.runtime.host.launch import arch_of
+    from kpipe.runtime.trial import load_layer
+
     arch = arch_of(torch.device("cuda"))
-    count = LAYERS if rows < 64 else LAYERS - 1
-    timed = build(layer_class, arch=arch, rows=rows, q=1, context=CONTEXT, count=count)
+    count = layers_of(rows)
+    timed = build(load_layer(folder), arch=arch, rows=rows, q=1, context=CONTEXT, count=count)
     result = graph_us([one.run for one in timed])
     del timed
     free()
@@ -48,7 +57,7 @@ def time_ours(folder: str, rows: int) -> float:
 
 def time_theirs(peers, options: dict, rows: int) -> tuple[float, float]:
     """Microseconds a layer of the composition, and its own error against float32."""
-    count = LAYERS if rows < 64 else LAYERS - 1
+    count = layers_of(rows)
     layers = [peers.StockDSALayer(rows, CONTEXT, **options) for _ in range(count)]
     inputs = [peers.randn(rows, peers.HIDDEN) for _ in layers]
     layers[0].forward(inputs[0])
@@ -60,36 +69,52 @@ def time_theirs(peers, options: dict, rows: int) -> tuple[float, float]:
     return us, float(error)
 
 
+def all_of_theirs(folder: Path, counts: list[int]) -> list[dict]:
+    """Every variant at every number of rows; what does not load is left out and named."""
+    sys.path.insert(0, str(folder))
+    import peers
+
+    records = []
+    for rows in counts:
+        for name, chosen in VARIANTS.items():
+            try:
+                us, error = time_theirs(peers, chosen, rows)
+                records.append({"what": name, "rows": rows, "us": us, "error": error})
+            except Exception as failure:  # a peer that does not load is no reason to stop
+                print(f"{name}, {rows} rows: {type(failure).__name__}: {failure}"[:300])
+                free()
+    return records
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder")
     parser.add_argument("--peers", required=True, type=Path)
+    parser.add_argument("--peers-path", default="", help="PYTHONPATH of the composition")
     parser.add_argument("--rows", default="1,4,16,64")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    sys.path.insert(0, str(options.peers))
-    import peers
-
-    records = []
-    for rows in map(int, options.rows.split(",")):
-        ours = [time_ours(options.folder, rows)]
-        theirs: dict[str, float] = {}
-        for name, chosen in VARIANTS.items():
-            try:
-                theirs[name], error = time_theirs(peers, chosen, rows)
-                records.append({"what": name, "rows": rows, "us": theirs[name], "error": error})
-            except Exception as failure:  # noqa: BLE001 - a peer that does not load is left out
-                print(f"{name}, {rows} rows: {type(failure).__name__}: {failure}"[:300])
-                free()
-        ours.append(time_ours(options.folder, rows))
-        records.append({"what": "kpipe", "rows": rows, "us": min(ours), "both": ours})
-        best = min(theirs.values(), default=float("nan"))
-        listed = "  ".join(f"{name} {us:.1f}" for name, us in theirs.items())
-        print(
-            f"{rows:>3} rows  kpipe {ours[0]:.1f} {ours[1]:.1f}  {listed}  x{best / min(ours):.2f}"
-        )
+    counts = [int(word) for word in options.rows.split(",")]
+    if options.child:
+        options.out.write_text(json.dumps(all_of_theirs(options.peers, counts)))
+        return 0
+    ours = [{"what": "kpipe", "rows": r, "us": time_ours(options.folder, r)} for r in counts]
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "theirs.json"
+        words = [options.folder, "--child", "--peers", options.peers, "--rows", options.rows]
+        command = [sys.executable, __file__, *map(str, words), "--out", str(file)]
+        environment = {**os.environ, "PYTHONPATH": options.peers_path}
+        subprocess.run(command, check=True, env=environment)
+        theirs = json.loads(file.read_text())
+    for own in ours:
+        beside = {e["what"]: e["us"] for e in theirs if e["rows"] == own["rows"]}
+        listed = "  ".join(f"{name} {us:.1f}" for name, us in beside.items())
+        gain = min(beside.values(), default=float("nan")) / own["us"]
+        print(f"{own['rows']:>3} rows  kpipe {own['us']:.1f}  {listed}  x{gain:.2f}")
     if options.out:
-        document = {"gpu": torch.cuda.get_device_name(), "context": CONTEXT, "records": records}
+        gpu = torch.cuda.get_device_name()
+        document = {"gpu": gpu, "context": CONTEXT, "records": [*ours, *theirs]}
         options.out.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
