@@ -31,7 +31,7 @@ def memory_finding(step: StepPlan, program: Program, race: Race) -> Diagnostic |
     first, second = (program.launches[site[0]].node.name for site in (race.first, race.second))
     spans = {launch.name: launch.span for launch in step.launches}
     streams = {launch.name: launch.stream for launch in step.launches}
-    buffer = race.buffer.partition("@")[0].removeprefix(WORKSPACE)
+    buffer = race.declared.removeprefix(WORKSPACE)
     if rule == "KP602":
         verb = "read" if race.kind == "WAR" else "written"
         message = (

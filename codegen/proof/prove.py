@@ -101,7 +101,7 @@ def _findings(synthesis: Synthesis, table: Table) -> list[Diagnostic]:
     orders: dict[int, Order] = {}
     for program, race in synthesis.races:
         names = tuple(program.launches[site[0]].node.name for site in (race.first, race.second))
-        key = (*names, race.buffer.partition("@")[0], race.kind)
+        key = (*names, race.declared, race.kind)
         if key not in found:
             order = orders.get(id(program)) or orders.setdefault(id(program), Order(program))
             found[key] = (
@@ -116,7 +116,7 @@ def _finding(
     step: StepPlan, program: Program, race: Race, order: Order, table: Table
 ) -> Diagnostic:
     first, second = (program.launches[site[0]].node for site in (race.first, race.second))
-    buffer = race.buffer.partition("@")[0]
+    buffer = race.declared
     verbs = {
         "RAW": (f"reads `{buffer}`", "has written it"),
         "WAR": (f"rewrites `{buffer}`", "has read it"),

@@ -98,7 +98,7 @@ def proxy_finding(step: StepPlan, program: Program, race: Race) -> Diagnostic | 
     sites = race.first, race.second
     first, second = (program.launches[position].node for position, _ in sites)
     paths = [PATHS[program.launches[p].node.accesses[s].path] for p, s in sites]
-    buffer = race.buffer.partition("@")[0]
+    buffer = race.declared
     spans = {launch.name: launch.span for launch in step.launches}
     related = [("writer", spans[first.name])] if first.name in spans else []
     return Diagnostic(

@@ -47,6 +47,11 @@ class Race:
     verdict: Verdict
     assumption: Assumption
 
+    @property
+    def declared(self) -> str:
+        """The buffer as the spec names it, whichever copy of it the race is about."""
+        return self.buffer.partition("@")[0].partition(" of layer ")[0]
+
 
 @dataclass
 class _History:

@@ -212,7 +212,7 @@ def _alternate(group: Group, steps: Steps) -> Iterator[tuple[tuple[str, ...], Di
                 program = lower_together(layers, captured=captured, own_streams=own_streams)
                 for race in races_of(program):
                     names = _names(program, race)
-                    buffer = race.buffer.partition("@")[0]
+                    buffer = race.declared
                     yield (*names, buffer, race.kind), _finding(pairs, program, race)
 
 
@@ -240,7 +240,7 @@ def _finding(
     }
     modes = " and ".join(f"`{step.mode}` of `{plan.name}`" for plan, step in pairs)
     verb, done = _VERBS[race.kind]
-    buffer = race.buffer.partition("@")[0]
+    buffer = race.declared
     gap = Order(program).missing((race.first[0], "E"), (race.second[0], "S"))
     silent = gap.silent if gap else ()
     behind = any(program.launches[position].node.name == BETWEEN_LAYERS for position in silent)

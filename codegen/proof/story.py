@@ -31,7 +31,7 @@ def race_story(program: Program, race: Race, silent: Sequence[int]) -> tuple[str
     between = [position for position in silent if first < position < second][-1:]
     shown = [first, *between, second]
     columns = _columns(order, shown, (second, begin(*_site(program, race.second))))
-    buffer = race.buffer.partition("@")[0]
+    buffer = race.declared
     rows = []
     for label, position in zip(_labels(len(shown)), shown, strict=True):
         letters = {p[1]: column for p, column in columns.items() if p[0] == position}

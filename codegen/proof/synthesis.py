@@ -119,7 +119,7 @@ def _weaken(step: StepPlan, races: tuple[tuple[Program, Race], ...]) -> StepPlan
         releases = first in own and own[first].release
         if race.kind == "WAR" and releases and (foreign or culprit is None):
             # A read ends at the last exit, and without a trigger nobody starts before that.
-            buffer = race.buffer.partition("@")[0]
+            buffer = race.declared
             why = f"held: {second} rewrites `{buffer}` behind a silent launch"
             held.setdefault(first, (why, "exit"))
         elif culprit is None or (name := program.launches[culprit].node.name) in plain:
@@ -148,7 +148,7 @@ def _weaken_crossing(
     """TMA sees the stores of a kernel that has exited before its reader starts: the writer holds
     its release; where that is not ours to hold, or is held already, the reader is plain."""
     first, second = (program.launches[site[0]].node.name for site in (race.first, race.second))
-    why_held, why_plain = proxy_reasons(first, second, race.buffer.partition("@")[0])
+    why_held, why_plain = proxy_reasons(first, second, race.declared)
     if first in own and own[first].release:
         held.setdefault(first, (why_held, ""))
     elif second in own:
@@ -201,7 +201,7 @@ def _overlaps(node: Node) -> bool:
 
 def _reason(program: Program, race: Race, culprit: int) -> str:
     first, second = (program.launches[site[0]].node for site in (race.first, race.second))
-    buffer = race.buffer.partition("@")[0]
+    buffer = race.declared
     if culprit == race.second[0] and second.accesses[race.second[1]].early:
         verb = "writes" if second.accesses[race.second[1]].write else "reads"
         return f"plain: {verb} `{buffer}` before its wait"

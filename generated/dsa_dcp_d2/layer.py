@@ -116,7 +116,7 @@ class DsaDcpD2Layer(Layer):
             q_c=at.q_c,
             normalized=True,
             release=False,
-        )  # :75 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :75
@@ -183,7 +183,7 @@ class DsaDcpD2Layer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :75 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :75
@@ -249,7 +249,7 @@ class DsaDcpD2Layer(Layer):
             q_c=at.q_c,
             normalized=True,
             release=False,
-        )  # :75 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :75
@@ -318,7 +318,7 @@ class DsaDcpD2Layer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :75 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :75
@@ -382,7 +382,7 @@ class DsaDcpD2Layer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :68
@@ -447,7 +447,7 @@ class DsaDcpD2Layer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :68
@@ -513,7 +513,7 @@ class DsaDcpD2Layer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :68
@@ -580,7 +580,7 @@ class DsaDcpD2Layer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :68
@@ -646,7 +646,7 @@ class DsaDcpD2Layer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :68

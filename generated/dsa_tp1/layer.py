@@ -106,7 +106,7 @@ class DsaTp1Layer(Layer):
             at.index_w,
             q_a=at.q_a,
             release=False,
-        )  # :69 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :69 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :69
@@ -145,7 +145,7 @@ class DsaTp1Layer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :63 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :63 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :63
@@ -184,7 +184,7 @@ class DsaTp1Layer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :63 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :63 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :63
@@ -224,7 +224,7 @@ class DsaTp1Layer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :63 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :63 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :63
@@ -264,7 +264,7 @@ class DsaTp1Layer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :66 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :66
@@ -303,7 +303,7 @@ class DsaTp1Layer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :66 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :66
@@ -338,7 +338,7 @@ class DsaTp1Layer(Layer):
             at.index_w,
             q_a=at.q_a,
             release=False,
-        )  # :77 held: index_scores reads `index_kv of layer 0` by TMA, behind no proxy fence
+        )  # :77 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :77
