@@ -226,6 +226,11 @@ class Layer:
             )
 
     def _prepare_cuda(self, device: torch.device) -> None:
+        if device.type != "cuda":
+            raise LayerError(
+                f"{self.NAME}: the weights lie on {device}, and the cuda backend runs where they "
+                "are; move them to a CUDA device"
+            )
         from kpipe.runtime.host import launch  # needs the compiler
 
         for name, priority in self.STREAMS.items():

@@ -51,23 +51,29 @@ def lower(
     layers: int = LAYERS,
     steps: int = STEPS,
     released: bool = False,
+    bodies: Sequence[list[Action]] = (),
 ) -> Program:
     """The program of `steps` steps of `layers` layers each.
 
     Eager: everything is issued on the streams.  Captured: each step's layers are one graph; the
     engine's writes of step inputs stay outside it.  With `released` the engine gives each layer's
-    step tensors back to its allocator as soon as the layer has been issued.
+    step tensors back to its allocator as soon as the layer has been issued.  `bodies` are the
+    layers where the caller has them, from `lower_layers`.
     """
-    streams = {name: number for number, name in enumerate(step.streams)}
-    lowering = _Lowering(pipeline, streams)
+    main = step.streams.index(MAIN)
     inputs = Segment((model.Launch(0, _engine_inputs([pipeline])),))
     body: list[Action] = []
-    for number in range(layers):
-        actions = lowering.layer(step, number)
-        if released:
-            actions.insert(-1, model.Launch(streams[MAIN], _release(pipeline, actions)))
-        body += actions
+    for actions in bodies or lower_layers(pipeline, step, layers):
+        given_back = [model.Launch(main, _release(pipeline, actions))] if released else []
+        body += [*actions[:-1], *given_back, actions[-1]]
     return Program((inputs, Segment(tuple(body), captured=captured)) * steps)
+
+
+def lower_layers(pipeline: PipelinePlan, step: StepPlan, layers: int) -> list[list[Action]]:
+    """What each layer issues, between layers included; eager and captured programs share it."""
+    streams = {name: number for number, name in enumerate(step.streams)}
+    lowering = _Lowering(pipeline, streams)
+    return [lowering.layer(step, number) for number in range(layers)]
 
 
 def lower_together(

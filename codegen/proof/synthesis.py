@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from kpipe.codegen.plan.model import Item, Launch, Pdl, PipelinePlan, StepPlan
 from kpipe.codegen.proof.cite import lost_at
-from kpipe.codegen.proof.lower import BETWEEN_LAYERS, LAYERS, STEPS, lower
+from kpipe.codegen.proof.lower import BETWEEN_LAYERS, LAYERS, STEPS, lower, lower_layers
 from kpipe.codegen.proof.order import Order
 from kpipe.codegen.proof.program import Kernel, Program
 from kpipe.codegen.proof.program import Launch as Node
@@ -63,8 +63,9 @@ def synthesise(pipeline: PipelinePlan, step: StepPlan) -> Synthesis:
 
 def _tried(pipeline: PipelinePlan, step: StepPlan, size: tuple[int, int]) -> Synthesis:
     layers, steps = size
+    bodies = lower_layers(pipeline, step, layers)
     programs = tuple(
-        lower(pipeline, step, captured=captured, layers=layers, steps=steps, released=not captured)
+        lower(pipeline, step, captured=captured, steps=steps, released=not captured, bodies=bodies)
         for captured in RULE_SETS
     )
     races = tuple((program, race) for program in programs for race in races_of(program))
@@ -74,8 +75,9 @@ def _tried(pipeline: PipelinePlan, step: StepPlan, size: tuple[int, int]) -> Syn
 def _racy(pipeline: PipelinePlan, step: StepPlan) -> bool:
     """Whether a short program of the step has a race; what is cheap to see is looked at first."""
     layers, steps = SHORT
+    bodies = lower_layers(pipeline, step, layers)
     for captured in reversed(RULE_SETS):
-        program = lower(pipeline, step, captured=captured, layers=layers, steps=steps)
+        program = lower(pipeline, step, captured=captured, steps=steps, bodies=bodies)
         order = Order(program)
         if crossing_pairs(program, order) or scan(order).pairs or check_all(program):
             return True

@@ -110,12 +110,27 @@ def test_the_cuda_backend_names_the_ops_without_a_kernel(layers: LayerFactory) -
     layer = layers.tp(4)
     missing = [op.name for op in layer.OPS if op.source == "kpipe" and not op.kernel]
     assert missing, "with a kernel for every op this refusal has no subject"
+    ready = engine_inputs(layer, (3,))
     _refused(
         LayerError,
         f'tp_4: these ops have no CUDA kernel yet: {", ".join(missing)}; use backend="reference"',
+        ready.prepared,
+        layer,
+        backend="cuda",
+        arch="sm_100a",
+    )
+
+
+def test_the_cuda_backend_wants_its_weights_on_a_device(layers: LayerFactory) -> None:
+    layer = layers.tp(4)
+    _refused(
+        LayerError,
+        "tp_4: the weights lie on cpu, and the cuda backend runs where they are; move them to a "
+        "CUDA device",
         engine_inputs(layer, (3,)).prepared,
         layer,
         backend="cuda",
+        arch="sm_90a",
     )
 
 

@@ -35,7 +35,7 @@ def _cases() -> list[tuple[int, int, str, bool, int]]:
         for rows in DECLARED[q] + UNDECLARED[q]:
             turn = len(cases)
             arch = ("sm_90a", "sm_100a")[turn % 2]
-            cases.append((rows, q, arch, turn % 3 == 2, (4, 1, 16, 2)[turn % 4]))
+            cases.append((rows, q, arch, turn % 3 == 2, (4, 1, 8, 2)[turn % 4]))
     # The other architecture for the steps where it takes another path.
     other = [(2, 1, "sm_90a"), (16, 1, "sm_100a"), (64, 1, "sm_100a"), (8, 4, "sm_100a")]
     cases += [(rows, q, arch, False, 2) for rows, q, arch in other]
