@@ -14,9 +14,7 @@ walk through input sets larger than four times the L2 cache, divided by the laun
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.util
-import inspect
 import itertools
 import json
 import statistics
@@ -35,7 +33,9 @@ from kernel_cases_select import CASES as SELECT_CASES
 from kernel_cases_sparse import CASES as SPARSE_CASES
 from torch import Tensor
 
+from kpipe.codegen.evidence import device_digest, file_digest
 from kpipe.runtime.host.compile import compile_kernel, flags_of
+from kpipe.runtime.host.launch import operands_of
 
 CASES = {
     **SMALL_CASES,
@@ -71,10 +71,14 @@ class Bench:
 
     def compiled(self, name: str, **flags):
         """(compiled kernel, its flags) for this GPU."""
+        kernel, specs = self.kernel(name, flags)
+        return compile_kernel(kernel, specs, self.arch), dict(flags_of(kernel))
+
+    def kernel(self, name: str, flags: dict) -> tuple:
+        """(kernel object with these flags, its operands)."""
         module = self.cases[name].module
         kernel = getattr(module, CASES[name].class_name)(**flags)
-        specs = operands_of(module, flags)
-        return compile_kernel(kernel, specs, self.arch), dict(flags_of(kernel))
+        return kernel, operands_of(module, kernel)
 
     def inputs(self, name: str, rows: int, q: int, **flags) -> dict[str, Tensor | None]:
         """Fresh operands of a launch; None for those that the flags leave out."""
@@ -82,28 +86,13 @@ class Bench:
 
     def present(self, name: str, given: dict[str, Tensor], flags: dict) -> dict[str, Tensor | None]:
         """Operands with None for those that the flags leave out."""
-        specs = operands_of(self.cases[name].module, flags)
-        pairs = zip(given.items(), specs, strict=True)
-        return {operand: None if spec is None else value for (operand, value), spec in pairs}
+        return present(given, self.kernel(name, flags)[1])
 
     def record(self, name: str, flags: dict, rows: int, q: int, how: str, verdict: Verdict) -> None:
-        path = self.folder / f"{name}.py"
         label = f"{name} {flags} rows {rows} q {q} {how}"
         self.failures += [f"{label}: {text}" for text in verdict.wrong]
-        self.records.append(
-            {
-                "kernel": name,
-                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-                "flags": flags,
-                "arch": self.arch,
-                "rows": rows,
-                "q": q,
-                "how": how,
-                "max_relative_error": verdict.error,
-                "bound": verdict.bound,
-                "ok": not verdict.wrong,
-            }
-        )
+        path = self.folder / f"{name}.py"
+        self.records.append(evidence_record(path, flags, self.arch, rows, q, how, verdict))
 
     def verify(self, row_counts: tuple[int, ...], variants: bool = True) -> None:
         """Every kernel eagerly; with `variants` all flags, with and without PDL and release."""
@@ -209,8 +198,8 @@ class Bench:
             sets, used = timed_sets(case, rows)
             for variant, chained in itertools.product(case.variants, chains):
                 flags = {**variant, **chained}
-                present = [self.present(name, given, flags) for given in sets]
-                entry = self._timed(name, flags, rows, present)
+                operands = [self.present(name, given, flags) for given in sets]
+                entry = self._timed(name, flags, rows, operands)
                 entry["larger_than_l2"] = used * len(sets) > 4 * l2_bytes()
 
     def _timed(self, name: str, flags: dict, rows: int, sets: list[dict]) -> dict:
@@ -256,10 +245,29 @@ def run_eager(kernel, given: dict[str, Tensor], outputs: tuple[str, ...]) -> dic
     return done
 
 
-def operands_of(module: ModuleType, flags: dict) -> tuple:
-    """The operands under these flags."""
-    known = inspect.signature(module.operands).parameters
-    return module.operands(**{name: flags[name] for name in known if name in flags})
+def present(given: dict[str, Tensor], specs: tuple) -> dict[str, Tensor | None]:
+    """Operands with None for those that a kernel's flags leave out."""
+    pairs = zip(given.items(), specs, strict=True)
+    return {operand: None if spec is None else value for (operand, value), spec in pairs}
+
+
+def evidence_record(
+    path: Path, flags: dict, arch: str, rows: int, q: int, how: str, verdict: Verdict
+) -> dict:
+    """What was found of one launch of the kernel in this file; `kpipe check` reads it."""
+    return {
+        "kernel": path.stem,
+        "sha256": file_digest(path),
+        "device_sha256": device_digest(),
+        "flags": flags,
+        "arch": arch,
+        "rows": rows,
+        "q": q,
+        "how": how,
+        "max_relative_error": verdict.error,
+        "bound": verdict.bound,
+        "ok": not verdict.wrong,
+    }
 
 
 def copy_of(tensor: Tensor | None) -> Tensor | None:

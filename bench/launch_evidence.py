@@ -12,15 +12,22 @@ With `--sanitize` every kernel runs once, for compute-sanitizer.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 from pathlib import Path
 
 import torch
-from kernels_gpu import CASES, evidence_text, judged, run_eager, snapshot, versions
-from torch import Tensor
+from kernels_gpu import (
+    CASES,
+    evidence_record,
+    evidence_text,
+    judged,
+    present,
+    refill,
+    run_eager,
+    snapshot,
+    versions,
+)
 
-from kpipe.codegen.evidence import device_digest
 from kpipe.runtime.host.compile import compile_kernel, flags_of
 from kpipe.runtime.host.launch import CudaOp, arch_of, operands_of
 from kpipe.runtime.layer import Layer
@@ -42,8 +49,9 @@ class Launches:
     def run(self, only: set[str], *, sanitize: bool) -> None:
         """Every distinct (kernel, flags, rows, q); with `sanitize` one of each kernel."""
         done: set[tuple] = set()
+        ops = {op.name: op for op in self.layer_class.OPS}
         for call, q in self._calls():
-            op = {op.name: op for op in self.layer_class.OPS}[call.op]
+            op = ops[call.op]
             name = op.kernel.partition(":")[0]
             if name not in CASES or (only and name not in only):
                 continue
@@ -82,12 +90,8 @@ class Launches:
         specs = operands_of(ready.module, kernel)
         compiled = compile_kernel(kernel, specs, self.arch)
 
-        def present(given: dict[str, Tensor]) -> dict[str, Tensor | None]:
-            pairs = zip(given.items(), specs, strict=True)
-            return {key: None if spec is None else value for (key, value), spec in pairs}
-
         full = case.inputs(rows, q)  # the oracle may need what a flag leaves out
-        given = present(full)
+        given = present(full, specs)
         done = run_eager(compiled, given, case.outputs)
         self._record(
             name, flags, rows, q, "eager", case.check(full, done, q, **judged(case, flags))
@@ -95,19 +99,17 @@ class Launches:
         if eager_only:
             return
         full = case.inputs(rows, q)
-        given = present(full)
+        given = present(full, specs)
         live = snapshot(given)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             compiled(*live.values())
         other = case.inputs(rows, q)
-        fresh = present(other)
+        fresh = present(other, specs)
         shapes = [(t.shape, t.stride()) for t in live.values() if t is not None]
         if shapes == [(t.shape, t.stride()) for t in fresh.values() if t is not None]:
             full, given = other, fresh  # replayed on other operands than it was captured with
-        for key, tensor in live.items():
-            if tensor is not None:
-                tensor.copy_(given[key])
+        refill(live, given)
         graph.replay()
         torch.cuda.synchronize()
         verdict = case.check(full, live, q, **judged(case, flags))
@@ -117,21 +119,7 @@ class Launches:
         label = f"{name} {flags} rows {rows} q {q} {how}"
         self.failures += [f"{label}: {text}" for text in verdict.wrong[:2]]
         path = self.folder / "kernels" / f"{name}.py"
-        self.records.append(
-            {
-                "kernel": name,
-                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-                "device_sha256": device_digest(),
-                "flags": flags,
-                "arch": self.arch,
-                "rows": rows,
-                "q": q,
-                "how": how,
-                "max_relative_error": verdict.error,
-                "bound": verdict.bound,
-                "ok": not verdict.wrong,
-            }
-        )
+        self.records.append(evidence_record(path, flags, self.arch, rows, q, how, verdict))
 
 
 def summary(records: list[dict]) -> str:

@@ -30,13 +30,11 @@ def weight_bytes(layer: type[Layer], name: str) -> int:
 
 def cache_bytes(layer: type[Layer], op: str, rows: int, q: int, context: int) -> int:
     """Bytes of the paged caches that an op must read; inserts of single rows do not count."""
-    geometry = layer.MEMORY.geometry
     if op.startswith("index_scores"):
-        return rows // q * context * (int(geometry["index_dim"]) + 4)
+        return rows // q * context * layer.MEMORY.cache_format("index_kv").row_bytes
     if "sparse" in op:
-        width = {"fp8_tensor": 576, "fp8_ds_mla": 656}[layer.MEMORY.caches["latent_kv"].format]
-        latent = int(geometry["kv_lora"] + geometry["pe"])
-        return rows * min(int(geometry["top_k"]), context) * width * latent // 576
+        row_bytes = layer.MEMORY.cache_format("latent_kv").row_bytes
+        return rows * min(int(layer.MEMORY.geometry["top_k"]), context) * row_bytes
     return 0
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kpipe.runtime.formats import PagedCache, cache_format
+from kpipe.runtime.formats import PagedCache
 from kpipe.runtime.layer import Layer, Scratch
 from kpipe.runtime.metadata import DTYPES, Caches, Step, Weights
 
@@ -76,8 +76,7 @@ def _one(
         pages = -(-context // spec.page)
         blocks = requests * pages
         order = torch.randperm(blocks, generator=generator, device=device).view(requests, pages)
-        dims = {n: int(memory.geometry.get(n, 0)) for n in ("kv_lora", "pe", "index_dim")}
-        form = cache_format(spec.format, **dims)
+        form = memory.cache_format(name)
         data = torch.zeros((blocks, spec.page, form.row_bytes), dtype=torch.uint8, device=device)
         fill(PagedCache(data, form, name), generator)
         positions = context - q + torch.arange(q, device=device)

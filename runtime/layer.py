@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kpipe.runtime.comm.mailbox import MailboxSpec
 from kpipe.runtime.comm.virtual_ranks import SingleRank
-from kpipe.runtime.formats import PagedCache, cache_format
+from kpipe.runtime.formats import CacheFormat, PagedCache, cache_format
 from kpipe.runtime.metadata import (
     DTYPES,
     BufferSpec,
@@ -49,6 +49,12 @@ class Memory:
     mailboxes: Mapping[str, MailboxSpec] = field(default_factory=dict)
     geometry: Mapping[str, float] = field(default_factory=dict)  # model dimensions, epsilons
     model: str = ""  # name of the model, for buffers that its pipelines share
+
+    def cache_format(self, cache: str) -> CacheFormat:
+        """The row layout of a cache, in the dimensions of this model."""
+        names = ("kv_lora", "pe", "index_dim")
+        dims = {name: int(self.geometry.get(name, 0)) for name in names}
+        return cache_format(self.caches[cache].format, **dims)
 
 
 class Scratch:
@@ -287,9 +293,6 @@ class Layer:
         problems = [name for name in self.MEMORY.caches if name not in tensors]
         if problems:
             raise LayerError(f"{self.NAME} caches: missing {', '.join(problems)}")
-        dims = {
-            name: int(self.MEMORY.geometry.get(name, 0)) for name in ("kv_lora", "pe", "index_dim")
-        }
         for name, spec in self.MEMORY.caches.items():
             tensor = tensors[name]
             if tensor.dim() != 3 or tensor.shape[1] != spec.page:
@@ -297,7 +300,7 @@ class Layer:
                     f"{self.NAME} caches: {name} is {list(tensor.shape)}, not "
                     f"[blocks, {spec.page}, row bytes]"
                 )
-            setattr(self, name, PagedCache(tensor, cache_format(spec.format, **dims), name))
+            setattr(self, name, PagedCache(tensor, self.MEMORY.cache_format(name), name))
 
     def _bind_memory(self, scratch: Scratch, layer: int) -> None:
         self.buffers = {
