@@ -7,7 +7,7 @@ schedule is safe only together with its neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kpipe.codegen.ops.contract import Access as Touch
@@ -67,6 +67,11 @@ def lower(
         given_back = [model.Launch(main, _release(pipeline, actions))] if released else []
         body += [*actions[:-1], *given_back, actions[-1]]
     return Program((inputs, Segment(tuple(body), captured=captured)) * steps)
+
+
+def behind_the_engine(program: Program, positions: Iterable[int]) -> bool:
+    """Whether one of these launches is what runs between two layers."""
+    return any(program.launches[position].node.name == BETWEEN_LAYERS for position in positions)
 
 
 def lower_layers(pipeline: PipelinePlan, step: StepPlan, layers: int) -> list[list[Action]]:

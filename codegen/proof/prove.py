@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from kpipe.codegen.diagnostics import Diagnostic, SpecError
 from kpipe.codegen.plan.model import Method, PipelinePlan, StepPlan
 from kpipe.codegen.proof.cite import lost_at, rests_of
-from kpipe.codegen.proof.lower import BETWEEN_LAYERS
+from kpipe.codegen.proof.lower import behind_the_engine
 from kpipe.codegen.proof.mailboxes import mailbox_findings
 from kpipe.codegen.proof.memory_rules import dirty_findings, memory_finding
 from kpipe.codegen.proof.order import Missing, Order
@@ -24,7 +24,7 @@ from kpipe.codegen.proof.program import Access, Program, Reuse
 from kpipe.codegen.proof.proved import ProvedPlan, decided, remember
 from kpipe.codegen.proof.proxies import proxy_finding
 from kpipe.codegen.proof.races import Race
-from kpipe.codegen.proof.story import race_story
+from kpipe.codegen.proof.story import CODES, race_sentence, race_story
 from kpipe.codegen.proof.synthesis import Synthesis, synthesise
 
 if TYPE_CHECKING:
@@ -93,9 +93,6 @@ def conflicts(program: Program) -> int:
     return total - own
 
 
-_CODES = {"RAW": "KP301", "WAR": "KP302", "WAW": "KP303"}
-
-
 def _findings(synthesis: Synthesis, table: Table) -> list[Diagnostic]:
     found: dict[tuple[str, str, str, str], Diagnostic] = {}
     orders: dict[int, Order] = {}
@@ -116,12 +113,6 @@ def _finding(
     step: StepPlan, program: Program, race: Race, order: Order, table: Table
 ) -> Diagnostic:
     first, second = (program.launches[site[0]].node for site in (race.first, race.second))
-    buffer = race.declared
-    verbs = {
-        "RAW": (f"reads `{buffer}`", "has written it"),
-        "WAR": (f"rewrites `{buffer}`", "has read it"),
-        "WAW": (f"writes `{buffer}`", "has written it"),
-    }[race.kind]
     spans = {launch.name: launch.span for launch in step.launches}
     gap = order.missing((race.first[0], "E"), (race.second[0], "S"))
     same = first.name == second.name
@@ -130,8 +121,8 @@ def _finding(
     captured = program.segments[-1].captured
     rests = rests_of(race, lost_at(program, race, order), table, captured=captured)
     return Diagnostic(
-        _CODES[race.kind],
-        f"mode `{step.mode}`: `{second.name}` {verbs[0]} before {other} {verbs[1]}",
+        CODES[race.kind],
+        f"mode `{step.mode}`: {race_sentence(race, other, f'`{second.name}`')}",
         spans.get(second.name) or spans.get(first.name),
         help=_repair(program, first.name, second.name, gap),
         related=tuple(related),
@@ -140,14 +131,8 @@ def _finding(
     )
 
 
-def _behind_the_engine(program: Program, gap: Missing | None) -> bool:
-    """Whether the order is lost at what runs between two layers."""
-    silent = gap.silent if gap else ()
-    return any(program.launches[position].node.name == BETWEEN_LAYERS for position in silent)
-
-
 def _repair(program: Program, first: str, second: str, gap: Missing | None) -> str:
-    if _behind_the_engine(program, gap):
+    if gap and behind_the_engine(program, gap.silent):
         return (
             "what runs between two layers never waits, so nothing behind it covers this one; say "
             "`environment: {between_layers: waits}` if it does wait"

@@ -16,11 +16,11 @@ from kpipe.codegen.diagnostics import Diagnostic, Span
 from kpipe.codegen.ops.contract import Access as Touch
 from kpipe.codegen.ops.contract import Kind
 from kpipe.codegen.plan.model import BufferPlan, PipelinePlan, StepPlan
-from kpipe.codegen.proof.lower import BETWEEN_LAYERS, lower_together
+from kpipe.codegen.proof.lower import behind_the_engine, lower_together
 from kpipe.codegen.proof.order import Order
 from kpipe.codegen.proof.program import Program
 from kpipe.codegen.proof.races import Race
-from kpipe.codegen.proof.story import race_story
+from kpipe.codegen.proof.story import CODES, race_sentence, race_story
 from kpipe.codegen.proof.synthesis import races_of
 
 SCOPES = ("model", "device")
@@ -221,14 +221,6 @@ def _names(program: Program, race: Race) -> tuple[str, str]:
     return first, second
 
 
-_CODES = {"RAW": "KP301", "WAR": "KP302", "WAW": "KP303"}
-_VERBS = {
-    "RAW": ("reads", "has written it"),
-    "WAR": ("rewrites", "has read it"),
-    "WAW": ("writes", "has written it"),
-}
-
-
 def _finding(
     pairs: Sequence[tuple[PipelinePlan, StepPlan]], program: Program, race: Race
 ) -> Diagnostic:
@@ -239,22 +231,19 @@ def _finding(
         for launch in step.launches
     }
     modes = " and ".join(f"`{step.mode}` of `{plan.name}`" for plan, step in pairs)
-    verb, done = _VERBS[race.kind]
-    buffer = race.declared
     gap = Order(program).missing((race.first[0], "E"), (race.second[0], "S"))
     silent = gap.silent if gap else ()
-    behind = any(program.launches[position].node.name == BETWEEN_LAYERS for position in silent)
     help = (
         "what runs between two layers never waits, so nothing behind it covers this one; say "
         "`environment: {between_layers: waits}` in each spec if it does wait"
-        if behind
-        else f"join the stream of `{first}` into main within its layer, or give `{buffer}` the "
-        "scope `kind`, which nobody else shares"
+        if behind_the_engine(program, silent)
+        else f"join the stream of `{first}` into main within its layer, or give "
+        f"`{race.declared}` the scope `kind`, which nobody else shares"
     )
     related = [("first access", spans[first])] if first in spans else []
     return Diagnostic(
-        _CODES[race.kind],
-        f"modes {modes}, layers in turn: `{second}` {verb} `{buffer}` before `{first}` {done}",
+        CODES[race.kind],
+        f"modes {modes}, layers in turn: {race_sentence(race, f'`{first}`', f'`{second}`')}",
         spans.get(second) or spans.get(first),
         help=help,
         related=tuple(related),

@@ -1,4 +1,5 @@
-"""A race as a timeline: one execution that the documents allow, with the two accesses colliding."""
+"""A race in words, and as a timeline: one execution that the documents allow, with the two
+accesses colliding."""
 
 from __future__ import annotations
 
@@ -15,6 +16,18 @@ PITCH = 3  # columns from one instant to the next
 LEGEND = (
     "S start, W wait returns, T last trigger, X last exit, E stores visible; = access in flight"
 )
+CODES = {"RAW": "KP301", "WAR": "KP302", "WAW": "KP303"}
+_VERBS = {
+    "RAW": ("reads", "has written it"),
+    "WAR": ("rewrites", "has read it"),
+    "WAW": ("writes", "has written it"),
+}
+
+
+def race_sentence(race: Race, first: str, second: str) -> str:
+    """What the second does before the first has done with the memory."""
+    verb, done = _VERBS[race.kind]
+    return f"{second} {verb} `{race.declared}` before {first} {done}"
 
 
 def race_story(program: Program, race: Race, silent: Sequence[int]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from kpipe.codegen.plan.model import Item, Launch, Pdl, PipelinePlan, StepPlan
 from kpipe.codegen.proof.cite import lost_at
-from kpipe.codegen.proof.lower import BETWEEN_LAYERS, LAYERS, STEPS, lower, lower_layers
+from kpipe.codegen.proof.lower import LAYERS, STEPS, behind_the_engine, lower, lower_layers
 from kpipe.codegen.proof.order import Order
 from kpipe.codegen.proof.program import Kernel, Program
 from kpipe.codegen.proof.program import Launch as Node
@@ -183,7 +183,7 @@ def _culprit(program: Program, race: Race, order: Order) -> tuple[int | None, bo
         return position, False
     gap = order.missing((race.first[0], "E"), (position, "W" if _overlaps(second) else "S"))
     silents = gap.silent if gap else ()
-    foreign = any(program.launches[s].node.name == BETWEEN_LAYERS for s in silents)
+    foreign = behind_the_engine(program, silents)
     for silent in reversed(silents):
         stream = program.launches[silent].stream
         for behind in range(silent + 1, position + 1):
