@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+import kpipe
 from kpipe.runtime.bench import LAYERS, graph_us
 
 CONTEXT = 32768
@@ -104,7 +105,8 @@ def main() -> int:
         file = Path(scratch) / "theirs.json"
         words = [options.folder, "--child", "--peers", options.peers, "--rows", options.rows]
         command = [sys.executable, __file__, *map(str, words), "--out", str(file)]
-        environment = {**os.environ, "PYTHONPATH": options.peers_path}
+        path = os.pathsep.join([options.peers_path, str(Path(next(iter(kpipe.__path__))).parent)])
+        environment = {**os.environ, "PYTHONPATH": path}  # without CuTe DSL
         subprocess.run(command, check=True, env=environment)
         theirs = json.loads(file.read_text())
     for own in ours:

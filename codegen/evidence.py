@@ -1,7 +1,7 @@
 """What is known of the kernels of a generated folder: which launches have run on a GPU as they are.
 
-A record of `evidence/*.json` is for one kernel file and one state of the device building blocks,
-both by hash, for the flags and rows that it names.  Every launch that the table can select is
+A record of `evidence/*.json` is for one kernel file and the device building blocks that it imports,
+all by hash, for the flags and rows that it names.  Every launch that the table can select is
 
     valid     such a record exists for its kernel, architecture, rows and flags, and was right
     stale     there are records for the kernel, but of other bytes
@@ -47,9 +47,7 @@ def evidence_of(pipeline: PipelinePlan, folder: Path) -> tuple[LaunchEvidence, .
         for launch in step.launches:
             kernel = pipeline.kernel(launch.contract)
             if kernel:
-                path = folder / "kernels" / f"{kernel}.py"
-                digest = file_digest(path) if path.is_file() else ""
-                state, gpu = _state(launch, kernel, step.arch, step.rows, digest, records)
+                state, gpu = _state(launch, kernel, step.arch, step.rows, records)
                 one = LaunchEvidence(step.arch, launch.op, kernel, step.rows, state, gpu)
                 found[one] = None
     return tuple(found)
@@ -75,38 +73,47 @@ def summary(found: Iterable[LaunchEvidence]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-@cache
-def device_digest() -> str:
-    """sha256 over the device building blocks that kernels are made of."""
-    digest = hashlib.sha256()
-    for path in sorted(DEVICE.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
 def file_digest(path: Path) -> str:
-    """sha256 of a kernel file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """sha256 of a file; empty where there is none."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def _records(folder: Path) -> Iterable[Mapping[str, Any]]:
+    """Records of every file, each with its GPU and whether it is for the bytes of today."""
     for path in sorted((folder / "evidence").glob("*.json")):
         try:
             document = json.loads(path.read_text())
             entries = [dict(entry) for entry in document["records"]]
-        except (ValueError, KeyError, TypeError):
+            kernels = {
+                name: (made["sha256"], dict(made["device"]))
+                for name, made in document["kernels"].items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue  # a file that says nothing is no evidence; its launches are missing
+        current = {name: _is_current(folder, name, *made) for name, made in kernels.items()}
         for entry in entries:
-            yield {"gpu": document.get("gpu", ""), **entry}
+            known = current.get(entry.get("kernel", ""), False)
+            yield {"gpu": document.get("gpu", ""), **entry, "current": known}
+
+
+def _is_current(folder: Path, kernel: str, digest: str, device: Mapping[str, str]) -> bool:
+    """Whether the kernel and all that it imported have the same bytes still.
+
+    What a file imports follows from its bytes, so nothing that was not recorded can matter.
+    """
+    if file_digest(folder / "kernels" / f"{kernel}.py") != digest:
+        return False
+    return all(_device_digest(name) == known for name, known in device.items())
+
+
+@cache
+def _device_digest(name: str) -> str:
+    """sha256 of a device building block; they do not change while a command runs."""
+    return file_digest(DEVICE / name)
 
 
 def _state(
-    launch: Launch,
-    kernel: str,
-    arch: str,
-    rows: int,
-    digest: str,
-    records: Iterable[Mapping[str, Any]],
+    launch: Launch, kernel: str, arch: str, rows: int, records: Iterable[Mapping[str, Any]]
 ) -> tuple[str, str]:
     state = "missing"
     wanted = {
@@ -119,7 +126,7 @@ def _state(
     for entry in records:
         if entry.get("kernel") != kernel or entry.get("arch", arch) != arch or not entry.get("ok"):
             continue
-        if entry.get("sha256") != digest or entry.get("device_sha256") != device_digest():
+        if not entry["current"]:
             state = "stale"
             continue
         flags = entry.get("flags", {})

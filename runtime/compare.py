@@ -10,7 +10,12 @@ from torch import Tensor
 
 from kpipe.runtime.oracle.byte_formats import decode_index, decode_latent
 from kpipe.runtime.oracle.caches import index_planes
-from kpipe.runtime.oracle.compare import declared_bounds, relative_error, selection_violation
+from kpipe.runtime.oracle.compare import (
+    declared_bounds,
+    relative_error,
+    selection_violation,
+    tie_violations,
+)
 from kpipe.runtime.oracle.dsa_layer import oracle_layer
 from kpipe.runtime.oracle.result import Result, Rounding
 from kpipe.runtime.trial import RankRun, Trial
@@ -142,6 +147,12 @@ def _rank_errors(
         errors.append(
             StageError("indexer", "selection", worst, float(limit), limit.reason, run.rank)
         )
+        if trial.tied and not run.layer.CONTEXT_PARALLEL:
+            broken = float(
+                sum(_tie_violations(trial, run, row, selection[row]) for row in range(rows))
+            )
+            reason = "of keys with equal scores the preferred ids come first"
+            errors.append(StageError("indexer", "tie rule", broken, 0.0, reason, run.rank))
         _attention_errors(run, oracle, views, value, own, add)
     out = oracle.out_reduced if oracle.partials is not None else oracle.out_partials[run.rank]
     if trial.complete or _written(run.out):  # a complete run owes its output
@@ -153,6 +164,19 @@ def _rank_errors(
             what = "inactive rows"
             errors.append(StageError(stage, what, error, 0.0, "exactly zero", run.rank))
     return errors
+
+
+def _tie_violations(trial: Trial, run: RankRun, row: int, chosen: Tensor) -> int:
+    """Places of a row's selection that break the tie rule of the layer's top-k."""
+    here = (run.index.request == row // trial.batch.q) & (run.index.position >= 0)
+    here &= run.index.position < trial.batch.visible(row)
+    block, offset = here.nonzero(as_tuple=True)
+    order = run.index.position[block, offset].argsort()
+    block, offset = block[order], offset[order]
+    keys, scales = index_planes(run.index.data)
+    seen = torch.cat([keys[block, offset], scales[block, offset]], -1)
+    rules = {op.constants.get("tie", "low_id") for op in run.layer.OPS}
+    return tie_violations(seen, chosen, low_id="high_id" not in rules)
 
 
 def _attention_errors(run, oracle, views, value, own, add) -> None:  # type: ignore[no-untyped-def]

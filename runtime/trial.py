@@ -104,7 +104,8 @@ class RankRun:
 class Trial:
     """One layer's inputs and the state of every rank after it ran.
 
-    `stages` are those that were entered; a run that was not cut short is `complete`.
+    `stages` are those that were entered; a run that was not cut short is `complete`.  In a `tied`
+    one cached index keys repeat.
     """
 
     geometry: Geometry
@@ -113,6 +114,7 @@ class Trial:
     ranks: tuple[RankRun, ...]
     stages: tuple[str, ...]
     complete: bool = True
+    tied: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,9 @@ class Case:
     poison: bool = True
     backend: str = "reference"
     captured: bool = False  # all layers in one CUDA graph, replayed on other inputs than captured
+    method: str = ""  # of the layer, in place of the one that its table picks for these rows
+    distinct_keys: int = 0  # index keys repeat after that many positions, so that scores tie
+    cache_bytes: int = 0  # each cache is at least that large, its pages in use anywhere in it
 
     @property
     def device(self) -> torch.device:
@@ -157,7 +162,7 @@ def run_case(layer_class: type[Layer], case: Case) -> tuple[Trial, ...]:
         entered = stages(layer_class, runs[0].method, case.stop_after)
         batch = replace(chain.contexts(number), hidden=hidden)
         parts = chain.geometry, chain.models[number], batch, runs, entered
-        trials.append(Trial(*parts, complete=not case.stop_after))
+        trials.append(Trial(*parts, complete=not case.stop_after, tied=bool(case.distinct_keys)))
         hidden = _next_hidden(hidden, runs if not layer_class.CONTEXT_PARALLEL else runs[:1])
     return tuple(trials)
 
@@ -175,7 +180,19 @@ class _Chain:
     def contexts(self, number: int) -> Batch:
         """The requests and cached tokens of a layer; the hidden states are those of layer 0."""
         seed = self.case.seed * 1000 + 100 + number
-        return make_batch(self.geometry, self.case.lengths, self.case.q, seed=seed)
+        return make_batch(
+            self.geometry,
+            self.case.lengths,
+            self.case.q,
+            seed=seed,
+            distinct_keys=self.case.distinct_keys,
+        )
+
+    def spare_blocks(self, cache: str) -> int:
+        """Blocks of a cache that no request uses."""
+        spec = self.layer_class.MEMORY.caches[cache]
+        form = self.layer_class.MEMORY.cache_format(cache)
+        return max(3, -(-self.case.cache_bytes // (spec.page * form.row_bytes)))
 
     def run_rank(self, hidden: Tensor, comm: Any) -> list[RankRun]:
         """All layers on one rank of a group."""
@@ -249,12 +266,21 @@ def prepare(
         page=latent_spec.page,
         shard=shard,
         block_rows=case.block_rows,
+        spare_blocks=chain.spare_blocks("latent_kv"),
         seed=case.seed + rank,
     )
     index = build_index_cache(
-        geometry, batch, page=index_spec.page, shard=shard, seed=case.seed + rank + 50
+        geometry,
+        batch,
+        page=index_spec.page,
+        shard=shard,
+        spare_blocks=chain.spare_blocks("index_kv"),
+        seed=case.seed + rank + 50,
     )
     layer = layer_class()
+    if case.method:
+        key, rows = (case.arch, case.q), len(case.lengths) * case.q
+        layer.TABLE = {key: {rows: case.method}}  # type: ignore[misc]
     held = rank_weights(geometry, model, rank, layer_class.RANKS)
     names = [f.name for f in fields(held) if not f.name.endswith("_inv")]
     caches = Caches(

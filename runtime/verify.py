@@ -1,6 +1,9 @@
 """`kpipe verify`: run a generated layer on seeded inputs and compare every stage with the oracle.
 
-Runs without the generator's libraries: `python -m kpipe.runtime.verify FOLDER --backend reference`.
+On a GPU that the layer is generated for, everything that has to hold is run, and the evidence is
+written beside the generated code; options that describe one case run that case alone.  Without
+such a GPU one case runs on the CPU, or with --suite all of them.
+Runs without the generator's libraries: `python -m kpipe.runtime.verify FOLDER`.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import json
 import sys
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +22,9 @@ from kpipe.runtime.compare import StageError, compare_trial
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import LayerError
 from kpipe.runtime.trial import Case, geometry_of, load_layer, run_case, stages
+from kpipe.runtime.verify_all import as_json as suite_as_json
+from kpipe.runtime.verify_all import as_text as suite_as_text
+from kpipe.runtime.verify_all import verify_all, write_evidence
 
 FINE, FINDINGS, USAGE, ENVIRONMENT = 0, 1, 2, 4
 
@@ -64,6 +71,8 @@ def main(argv: list[str]) -> int:
     try:
         layer_class = load_layer(options.folder)
         case = _case(layer_class, options)
+        if _wants_suite(options, case):
+            return _run_suite(layer_class, case, options)
         if options.backend == "cuda" and (reason := _cannot_run(layer_class, case)):
             print(f"error: {reason}", file=sys.stderr)
             return ENVIRONMENT
@@ -211,7 +220,14 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="kpipe verify", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", help="a generated folder, e.g. generated/dsa_tp")
-    parser.add_argument("--backend", choices=("reference", "cuda"), default="reference")
+    parser.add_argument(
+        "--backend",
+        choices=("auto", "reference", "cuda"),
+        default="auto",
+        help="auto: a GPU if fit",
+    )
+    parser.add_argument("--suite", action="store_true", help="all cases; the default on a GPU")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="evidence [default: in FOLDER]")
     parser.add_argument(
         "--virtual-ranks", type=int, metavar="N", help="context-parallel: all; else how many"
     )
@@ -220,38 +236,80 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--q", type=int, metavar="N", help="query rows per request [default: 1]")
     parser.add_argument("--lengths", metavar="L,L,...", help="context lengths, new rows included")
     parser.add_argument("--captured", action="store_true", help="all layers in one CUDA graph")
-    parser.add_argument("--layers", type=int, default=1, metavar="N", help="chained layers")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--layers", type=int, metavar="N", help="chained layers [default: 1]")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the inputs [default: 0]")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     return parser
 
 
 def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
-    arch = options.arch or next(iter(layer_class.TABLE))[0]
+    here = _arch_here(layer_class) if options.backend != "reference" else ""
+    backend = options.backend
+    if backend == "auto":
+        backend = "cuda" if here and options.arch in ("", here) else "reference"
+    arch = options.arch or here or next(iter(layer_class.TABLE))[0]
     if all(arch != known for known, _ in layer_class.TABLE):
         archs = ", ".join(dict.fromkeys(known for known, _ in layer_class.TABLE))
         raise UsageError(f"{layer_class.NAME}: no plan for {arch}; generated for {archs}")
     queries = [q for known, q in layer_class.TABLE if known == arch]
     q = options.q if options.q is not None else queries[0]
-    if options.layers < 1:
-        raise UsageError(f"--layers {options.layers}: at least one layer")
-    if options.captured and options.backend != "cuda":
+    layers = 1 if options.layers is None else options.layers
+    if layers < 1:
+        raise UsageError(f"--layers {layers}: at least one layer")
+    if options.captured and backend != "cuda":
         raise UsageError("--captured needs --backend cuda")
     if options.captured and options.stop_after:
         raise UsageError("--captured runs whole layers; leave out --stop-after")
-    if options.stop_after and options.layers > 1:
+    if options.stop_after and layers > 1:
         raise UsageError("--stop-after cuts off the output that the next of --layers reads")
     return Case(
         _lengths(layer_class, options.lengths, q),
         q=q,
         arch=arch,
-        seed=options.seed,
-        layers=options.layers,
+        seed=options.seed or 0,
+        layers=layers,
         only_ranks=_only_ranks(layer_class, options.virtual_ranks),
         stop_after=options.stop_after,
-        backend=options.backend,
+        backend=backend,
         captured=options.captured,
     )
+
+
+ONE_CASE = ("virtual_ranks", "stop_after", "q", "lengths", "captured", "layers", "seed")
+"""Options that describe a case; with one of them that case runs, and not the suite."""
+
+
+def _wants_suite(options: argparse.Namespace, case: Case) -> bool:
+    named = [name for name in ONE_CASE if getattr(options, name) not in (None, "", False)]
+    if options.suite and named:
+        word = named[0].replace("_", "-")
+        raise UsageError(f"--suite runs its own cases; leave out --{word}")
+    return options.suite or (case.backend == "cuda" and not named)
+
+
+def _run_suite(layer_class: type[Layer], case: Case, options: argparse.Namespace) -> int:
+    """Everything that has to hold; on a GPU the evidence is written where all of it does."""
+    if case.backend == "cuda" and (reason := _cannot_run(layer_class, case)):
+        print(f"error: {reason}", file=sys.stderr)
+        return ENVIRONMENT
+    report = verify_all(
+        layer_class, case.arch, case.backend, lambda line: print(f"{line} ...", file=sys.stderr)
+    )
+    print(suite_as_json(report) if options.format == "json" else suite_as_text(report))
+    if case.backend == "cuda":
+        path = write_evidence(report, Path(options.folder), options.out)
+        print(f"evidence: {path}", file=sys.stderr)
+    return FINE if report.ok else FINDINGS
+
+
+def _arch_here(layer_class: type[Layer]) -> str:
+    """The architecture of this machine's GPU, where the layer is generated for it; else empty."""
+    if not torch.cuda.is_available():
+        return ""
+    from kpipe.runtime.host.launch import arch_of
+
+    found = arch_of(torch.device("cuda"))
+    return found if any(known == found for known, _ in layer_class.TABLE) else ""
 
 
 def _lengths(layer_class: type[Layer], text: str | None, q: int) -> tuple[int, ...]:

@@ -111,3 +111,21 @@ def selection_violation(result: Result, row: int, chosen: Iterable[int] | torch.
     above = float(scores[left_out].max()) - kth
     worst = max(below, above, 0.0)
     return worst / float(scores.abs().max()) if worst else 0.0
+
+
+def tie_violations(keys: torch.Tensor, chosen: torch.Tensor, *, low_id: bool = True) -> int:
+    """How many positions break the tie rule: chosen though an equal key that comes first was not.
+
+    `keys` uint8 [visible, bytes], the bytes of the keys that a row sees: equal bytes have equal
+    scores, whatever the arithmetic. `chosen` int64 [n], positions below `visible`; the lower of
+    equal ids comes first with `low_id`, else the higher.
+    """
+    taken = torch.zeros(keys.shape[0], dtype=torch.bool)
+    taken[chosen] = True
+    _, group = torch.unique(keys, dim=0, return_inverse=True)
+    if not low_id:
+        taken, group = taken.flip(0), group.flip(0)
+    order = group.argsort(stable=True)  # groups side by side, each in the order of preference
+    taken, group = taken[order], group[order]
+    late = taken[1:] & ~taken[:-1] & (group[1:] == group[:-1])
+    return int(late.sum())

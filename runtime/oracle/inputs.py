@@ -185,11 +185,13 @@ def make_batch(
     q: int,
     seed: int = 1,
     poison_inactive: bool = True,
+    distinct_keys: int = 0,
 ) -> Batch:
     """Random hidden states and cached tokens; length 0 is a padded request.
 
-    Hidden states of inactive rows are NaN if `poison_inactive`. Raises ValueError for q < 1 or a
-    negative length.
+    Hidden states of inactive rows are NaN if `poison_inactive`. With `distinct_keys` the cached
+    index keys of a request repeat after that many positions, so that scores tie. Raises ValueError
+    for q < 1 or a negative length.
     """
     if q < 1 or any(length < 0 for length in lengths):
         raise ValueError(f"need q >= 1 and lengths >= 0, got q={q}, lengths={list(lengths)}")
@@ -208,6 +210,9 @@ def make_batch(
         cached_pe=cached(geometry.pe),
         cached_index=cached(geometry.index_dim),
     )
+    if distinct_keys:
+        for keys in batch.cached_index:
+            keys.copy_(keys[torch.arange(len(keys)) % distinct_keys])
     if poison_inactive:
         hidden[[row for row in range(batch.rows) if batch.visible(row) == 0]] = torch.nan
     return batch

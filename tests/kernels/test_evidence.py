@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from kpipe.codegen.evidence import device_digest, evidence_of, file_digest
+from kpipe.codegen.evidence import evidence_of, file_digest
 from kpipe.codegen.proof.api import prove_pipeline
+from kpipe.runtime.evidence import device_files
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(path.parent.name for path in (ROOT / "generated").glob("*/layer.py"))
 
 
-def records(name: str) -> list[dict]:
+def documents(name: str) -> list[dict]:
     files = (ROOT / "generated" / name / "evidence").glob("*.json")
-    return [entry for file in files for entry in json.loads(file.read_text())["records"]]
+    return [json.loads(file.read_text()) for file in files]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -29,10 +30,13 @@ def test_every_launch_has_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_records_are_for_these_bytes_and_were_right(name: str) -> None:
-    found = records(name)
-    for entry in found:
-        kernel = ROOT / "generated" / name / "kernels" / f"{entry['kernel']}.py"
-        assert entry["sha256"] == file_digest(kernel), kernel
-        assert entry["device_sha256"] == device_digest(), "a device building block has changed"
-        assert entry["ok"] and entry["max_relative_error"] <= entry["bound"], entry
-    assert {entry["how"] for entry in found} == {"eager", "captured"}
+    for document in documents(name):
+        for kernel, made_of in document["kernels"].items():
+            path = ROOT / "generated" / name / "kernels" / f"{kernel}.py"
+            assert made_of["sha256"] == file_digest(path), kernel
+            assert made_of["device"] == device_files(path), "a device building block has changed"
+        for entry in document["records"]:
+            assert entry["ok"] and entry["max_relative_error"] <= entry["bound"], entry
+            assert entry["kernel"] in document["kernels"]
+        assert {entry["how"] for entry in document["records"]} == {"eager", "captured"}
+        assert all(layer["ok"] for layer in document["layers"])

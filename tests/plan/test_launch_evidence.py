@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from spec_project import make_project, plan_of
 
-from kpipe.codegen.evidence import device_digest, evidence_of, file_digest, summary
+from kpipe.codegen.evidence import DEVICE, evidence_of, file_digest, summary
 from kpipe.codegen.proof.prove import prove
 
 KERNEL = "rms_norm"
@@ -31,17 +31,19 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def record(folder: Path, **changes: object) -> None:
+def record(folder: Path, made_of: dict[str, object] | None = None, **changes: object) -> None:
     entry = {
         "kernel": KERNEL,
-        "sha256": file_digest(folder / "kernels" / f"{KERNEL}.py"),
-        "device_sha256": device_digest(),
         "arch": "sm_90a",
         "rows": 8,
         "flags": {"pdl": True, "release": False},  # held for index_gemm
         "ok": True,
     } | changes
-    document = {"gpu": "GPU X", "records": [entry]}
+    kernel = {
+        "sha256": file_digest(folder / "kernels" / f"{KERNEL}.py"),
+        "device": {"memory.py": file_digest(DEVICE / "memory.py")},
+    } | (made_of or {})
+    document = {"gpu": "GPU X", "kernels": {KERNEL: kernel}, "records": [entry]}
     (folder / "evidence" / "x.json").write_text(json.dumps(document))
 
 
@@ -60,10 +62,25 @@ def test_a_record_of_these_bytes_counts_for_its_rows_only(pipeline, folder: Path
     assert {state for key, state in found.items() if key != ("sm_90a", 8)} == {"missing"}
 
 
-@pytest.mark.parametrize("changed", ["sha256", "device_sha256"])
-def test_other_bytes_are_stale(pipeline, folder: Path, changed: str) -> None:
-    record(folder, **{changed: "0" * 64})
+@pytest.mark.parametrize(
+    "made_of",
+    [
+        {"sha256": "0" * 64},
+        {"device": {"memory.py": "0" * 64}},
+        {"device": {"no_longer_there.py": "0" * 64}},
+    ],
+)
+def test_other_bytes_are_stale(pipeline, folder: Path, made_of: dict[str, object]) -> None:
+    record(folder, made_of)
     assert states(pipeline, folder)["sm_90a", 8] == "stale"
+
+
+def test_a_building_block_that_the_kernel_does_not_use_changes_nothing(
+    pipeline, folder: Path
+) -> None:
+    """The record names what the kernel was made of; what else lies in the folder is not asked."""
+    record(folder, {"device": {}})
+    assert states(pipeline, folder)["sm_90a", 8] == "valid"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +92,10 @@ def test_a_record_of_something_else_does_not_count(pipeline, folder: Path, chang
     assert states(pipeline, folder)["sm_90a", 8] == "missing"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"records": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"records": 3}', '{"records": []}', '{"records": [], "kernels": {"a": 1}}'],
+)
 def test_a_file_that_says_nothing_is_no_evidence(pipeline, folder: Path, text: str) -> None:
     (folder / "evidence" / "x.json").write_text(text)
     assert set(states(pipeline, folder).values()) == {"missing"}

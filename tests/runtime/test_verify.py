@@ -229,7 +229,7 @@ def test_an_error_inside_the_layer_is_a_finding(
         (
             "--backend metal",
             "argument --backend: invalid choice: 'metal' (choose from "
-            "'reference', 'cuda'); see --help",
+            "'auto', 'reference', 'cuda'); see --help",
         ),
         ("--virtual-ranks two", "argument --virtual-ranks: invalid int value: 'two'; see --help"),
     ],

@@ -1,12 +1,13 @@
-"""Random inputs and oracle of the scorer, written from the maths; see kernel_cases.py."""
+"""Random inputs and oracle of the scorer, written from the maths; see small.py."""
 
 from __future__ import annotations
 
 from types import ModuleType
 
 import torch
-from kernel_cases import DEVICE, NAN, Verdict
 from torch import Tensor
+
+from kpipe.runtime.launch_cases.small import DEVICE, NAN, Verdict
 
 EDGES = (131072, 0, 1, 63, 64, 65, 2047, 2048, 2049, 32768, 5000)
 """Lengths of the requests: long, empty, around a page, around many pages."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 from types import ModuleType
 
 import torch
-from kernel_cases import BF16_UNIT, DEVICE, NAN, Verdict, noise
 from torch import Tensor
+
+from kpipe.runtime.launch_cases.small import BF16_UNIT, DEVICE, NAN, Verdict, noise
 
 
 class GemmCase:

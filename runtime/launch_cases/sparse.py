@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 
 import torch
-from kernel_cases import BF16_UNIT, DEVICE, NAN, Verdict, noise
 from torch import Tensor
+
+from kpipe.runtime.launch_cases.small import BF16_UNIT, DEVICE, NAN, Verdict, noise
 
 NAN_BYTE = 0xFF  # a NaN as E4M3, and as any part of a BF16 or an FP32 of such bytes
 EDGES = (0, 1, 15, 16, 17, 63, 64, 65, 2047, 2048, 129, 1000)

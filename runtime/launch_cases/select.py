@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 
 import torch
-from kernel_cases import DEVICE, NAN, Verdict
 from torch import Tensor
+
+from kpipe.runtime.launch_cases.small import DEVICE, NAN, Verdict
 
 LENGTHS = (0, 1, 63, 64, 65, 2047, 2048, 2049, 2050, 4096, 8191, 16384, 16385, 32768, 131072)
 

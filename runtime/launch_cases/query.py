@@ -1,4 +1,4 @@
-"""Random inputs and oracles of the query kernels; see kernel_cases.py."""
+"""Random inputs and oracles of the query kernels; see small.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import torch
-from kernel_cases import (
+from torch import Tensor
+
+from kpipe.runtime.launch_cases.small import (
     BF16_UNIT,
     DEVICE,
     E4M3_MAX,
@@ -17,7 +19,6 @@ from kernel_cases import (
     packed_column,
     power_of_two_scale,
 )
-from torch import Tensor
 
 E4M3 = torch.float8_e4m3fn
 GROUP = 128  # latents of one scale in fp8_ds_mla

@@ -1,0 +1,14 @@
+"""The case of every kernel, by its name."""
+
+from __future__ import annotations
+
+from kpipe.runtime.launch_cases import gemm, query, scores, select, small, sparse
+
+CASES = {
+    **small.CASES,
+    **gemm.CASES,
+    **query.CASES,
+    **scores.CASES,
+    **select.CASES,
+    **sparse.CASES,
+}
