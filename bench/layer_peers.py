@@ -44,8 +44,8 @@ def free() -> None:
 def time_ours(folder: str, rows: int) -> float:
     """Microseconds a layer of the generated folder."""
     from kpipe.runtime.bench_inputs import build
+    from kpipe.runtime.generated_folder import load_layer
     from kpipe.runtime.host.launch import arch_of
-    from kpipe.runtime.trial import load_layer
 
     arch = arch_of(torch.device("cuda"))
     count = layers_of(rows)

@@ -18,9 +18,9 @@ import torch
 
 from kpipe.runtime.bench_floor import BANDWIDTH, floor_us, launch_bytes
 from kpipe.runtime.bench_inputs import TimedLayer, build
+from kpipe.runtime.generated_folder import launches, load_layer
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import LayerError
-from kpipe.runtime.trial import launches, load_layer
 
 REPLAYS = 50
 LAYERS = 4

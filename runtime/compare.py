@@ -158,6 +158,9 @@ def _rank_errors(
     if trial.complete or _written(run.out):  # a complete run owes its output
         error, limit = relative_error(run.out[active], out[active]), bounds["out"]
         errors.append(StageError("o_proj", "out", error, float(limit), limit.reason, run.rank))
+    if run.unstable is not None:
+        reason = "every replay of the graph leaves the same bits"
+        errors.append(StageError("o_proj", "replays", float(run.unstable), 0.0, reason, run.rank))
     for stage, result in (("value", views["gated"]), ("o_proj", run.out)):
         if stage in trial.stages and not bool(active.all()):
             error = 0.0 if bool((result[~active] == 0).all()) else inf

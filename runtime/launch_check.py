@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from kpipe.runtime.evidence import launch_record
+from kpipe.runtime.generated_folder import load_layer
 from kpipe.runtime.host.compile import compile_kernel, flags_of
 from kpipe.runtime.host.launch import CudaOp, arch_of, operands_of
 from kpipe.runtime.launch_cases.registry import CASES
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.op import Call, Op
 from kpipe.runtime.sharding import Shard
-from kpipe.runtime.trial import load_layer
 
 Operands = Mapping[str, Tensor | None]
 

@@ -6,21 +6,18 @@ poisoned with NaN bytes before a run, so that what was not written shows.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
+from kpipe.runtime.generated_folder import geometry_of, stages
 from kpipe.runtime.layer import Layer, Scratch
-from kpipe.runtime.metadata import Caches, LayerError, Step, Weights, given
-from kpipe.runtime.op import Op
+from kpipe.runtime.metadata import Caches, Step, Weights, given
 from kpipe.runtime.oracle.caches import (
     ContextShard,
     PagedBytes,
@@ -30,61 +27,6 @@ from kpipe.runtime.oracle.caches import (
 from kpipe.runtime.oracle.geometry import Geometry
 from kpipe.runtime.oracle.inputs import Batch, make_batch, make_weights, rank_weights
 from kpipe.runtime.oracle.inputs import Weights as ModelWeights
-from kpipe.runtime.recording import recorded
-
-
-def load_layer(folder: str | Path) -> type[Layer]:
-    """The layer class of a generated folder.  Raises LayerError where there is none."""
-    path = Path(folder)
-    entry = path / "__init__.py"
-    if not entry.is_file():
-        raise LayerError(f"`{folder}` is not a generated folder: it has no __init__.py")
-    name = f"kpipe_generated_{path.resolve().name}_{abs(hash(str(path.resolve())))}"
-    module = sys.modules.get(name) or _import(name, entry)
-    return getattr(module, module.__all__[0])
-
-
-def _import(name: str, entry: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        name, entry, submodule_search_locations=[str(entry.parent)]
-    )
-    if spec is None or spec.loader is None:
-        raise LayerError(f"cannot import `{entry}`")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def geometry_of(layer: type[Layer]) -> Geometry:
-    """The model's dimensions as the layer was generated for them."""
-    known = {field.name for field in fields(Geometry)}
-    values = {name: value for name, value in layer.MEMORY.geometry.items() if name in known}
-    return Geometry(**values)  # type: ignore[arg-type]
-
-
-def launches(layer_class: type[Layer], method: str) -> tuple[Op, ...]:
-    """The ops that a method launches, in host order; nothing is prepared or executed."""
-    ops = {op.name: op for op in layer_class.OPS}
-    return tuple(ops[call.op] for call in recorded(layer_class(), method))
-
-
-def stages(layer_class: type[Layer], method: str, stop_after: str = "") -> tuple[str, ...]:
-    """The stages that a method enters, in order, until the last op of `stop_after` has run.
-
-    Raises LayerError that lists all of them where `stop_after` is none of them.
-    """
-    entered = [op.stage for op in launches(layer_class, method)]
-    if stop_after and stop_after not in entered:
-        known = ", ".join(dict.fromkeys(entered))
-        raise LayerError(f"{layer_class.NAME}: no stage {stop_after!r}; stages: {known}")
-    while stop_after and entered[-1] != stop_after:
-        entered.pop()
-    return tuple(dict.fromkeys(entered))
 
 
 @dataclass
@@ -98,6 +40,7 @@ class RankRun:
     out: Tensor  # [rows, hidden] BF16, the step's own rows
     latent: PagedBytes  # caches with their metadata; data is what the layer has written
     index: PagedBytes
+    unstable: int | None = None  # replays that left other bits than the first; None without any
 
 
 @dataclass(frozen=True)
@@ -135,6 +78,7 @@ class Case:
     method: str = ""  # of the layer, in place of the one that its table picks for these rows
     distinct_keys: int = 0  # index keys repeat after that many positions, so that scores tie
     cache_bytes: int = 0  # each cache is at least that large, its pages in use anywhere in it
+    replays: int = 1  # of the graph; every one has to leave the same bits
 
     @property
     def device(self) -> torch.device:
@@ -332,9 +276,39 @@ def run_captured(chain: _Chain, hidden: Tensor, rank: int, scratch: Scratch) -> 
             getattr(one.step, name).copy_(tensor)
     graph.replay()
     torch.cuda.synchronize()
-    return [
-        one.finished(method, views) for one, (method, views) in zip(ready, results, strict=True)
-    ]
+    unstable = _replay_again(graph, ready, results, chain.case.replays - 1)
+    runs = []
+    for one, (method, views), differing in zip(ready, results, unstable, strict=True):
+        runs.append(one.finished(method, views))
+        runs[-1].unstable = differing
+    return runs
+
+
+def _replay_again(
+    graph: torch.cuda.CUDAGraph,
+    ready: Sequence[Prepared],
+    results: Sequence[tuple[str, SimpleNamespace]],
+    times: int,
+) -> list[int | None]:
+    """Per layer how many of `times` further replays left other bits; None without any.
+
+    The graph poisons the scratch itself; a layer inserts the same rows again.
+    """
+    if times < 1:
+        return [None] * len(ready)
+
+    def bits(place: int) -> list[Tensor]:
+        tensors = [ready[place].step.out, *vars(results[place][1]).values()]
+        return [t.view(torch.uint8) for t in tensors if isinstance(t, Tensor)]
+
+    first = [[t.clone() for t in bits(place)] for place in range(len(ready))]
+    differing = [0] * len(ready)
+    for _ in range(times):
+        graph.replay()
+        for place, kept in enumerate(first):
+            same = all(torch.equal(a, b) for a, b in zip(kept, bits(place), strict=True))
+            differing[place] += not same
+    return [*differing]
 
 
 def _launch_all(ready: Sequence[Prepared]) -> list[tuple[str, SimpleNamespace]]:

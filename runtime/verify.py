@@ -19,9 +19,10 @@ from typing import Any, NoReturn
 import torch
 
 from kpipe.runtime.compare import StageError, compare_trial
+from kpipe.runtime.generated_folder import geometry_of, load_layer, stages
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import LayerError
-from kpipe.runtime.trial import Case, geometry_of, load_layer, run_case, stages
+from kpipe.runtime.trial import Case, run_case
 from kpipe.runtime.verify_all import as_json as suite_as_json
 from kpipe.runtime.verify_all import as_text as suite_as_text
 from kpipe.runtime.verify_all import verify_all, write_evidence

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from kpipe.codegen.proof.api import prove_pipeline
 from kpipe.codegen.render.api import render_pipeline
+from kpipe.runtime.generated_folder import load_layer
 from kpipe.runtime.layer import Layer
-from kpipe.runtime.trial import load_layer
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PIPELINES = REPOSITORY / "pipelines"

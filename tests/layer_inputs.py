@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from kpipe.runtime.generated_folder import geometry_of
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import Caches, Step, Weights
 from kpipe.runtime.oracle.caches import ContextShard, build_index_cache, build_latent_cache
 from kpipe.runtime.oracle.inputs import make_batch, make_weights, rank_weights
-from kpipe.runtime.trial import geometry_of, step_of
+from kpipe.runtime.trial import step_of
 
 
 @dataclass

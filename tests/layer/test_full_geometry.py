@@ -6,8 +6,9 @@ import torch
 from layer_checks import assert_within_bounds
 from layer_factory import REPOSITORY
 
+from kpipe.runtime.generated_folder import geometry_of, load_layer
 from kpipe.runtime.oracle.geometry import KIMI_K31
-from kpipe.runtime.trial import Case, geometry_of, load_layer, run_case
+from kpipe.runtime.trial import Case, run_case
 
 
 def test_context_parallel_over_eight_ranks() -> None:

@@ -8,9 +8,10 @@ from layer_checks import TOP_K, assert_within_bounds
 from layer_factory import LayerFactory
 
 from kpipe.runtime.compare import selection_of
+from kpipe.runtime.generated_folder import launches
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.oracle.compare import declared_bounds, relative_error
-from kpipe.runtime.trial import Case, Trial, launches, run_case
+from kpipe.runtime.trial import Case, Trial, run_case
 
 TP_MODES = ("serial", "fork", "fork_split", "front", "wait", "late", "late_front")
 DCP_MODES = ("serial", "fork", "front", "wait")

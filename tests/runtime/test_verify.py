@@ -13,8 +13,8 @@ import pytest
 import torch
 from layer_factory import LayerFactory
 
+from kpipe.runtime.generated_folder import load_layer
 from kpipe.runtime.oracle.compare import declared_bounds
-from kpipe.runtime.trial import load_layer
 from kpipe.runtime.verify import default_lengths, main
 
 TP = "extends: dsa_tp.yaml\nname: tiny_tp\ngeometry: small\nparallel: {tp: 4}\n"
