@@ -1,12 +1,13 @@
-"""The whole generated layer beside the best composition of public kernels, on one machine.
+"""The generated layer beside the best composition of public kernels: one machine, one command.
 
     python bench/layer_peers.py FOLDER --peers DIR --peers-path PATH [--rows 1,4,16,64] [--out FILE]
 
 FOLDER is a generated folder of the DSA layer under tensor parallelism (12 heads, 32K context);
 DIR holds `peers.py`, whose StockDSALayer composes the layer from FlashMLA or FA3, DeepGEMM,
 FlashInfer's tinygemm, cuBLAS and SGLang's top-k, and PATH the packages that it imports.  Both are
-captured over layers with weights and caches of their own; medians are printed in microseconds.
-The composition runs in a process of its own, because tinygemm does not import beside CuTe DSL.
+captured over layers with weights and caches of their own; medians in microseconds.  Ours are the
+functions of `kpipe bench`.  The composition runs in a process of its own, because tinygemm does not
+import beside CuTe DSL; the table on stdout is Markdown.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from pathlib import Path
 import torch
 
 import kpipe
-from kpipe.runtime.bench import LAYERS, graph_us
+from kpipe.runtime.bench import LAYERS, Timing, document, graph_us, time_launches, time_layers
+from kpipe.runtime.bench_inputs import build
 
 CONTEXT = 32768
 BEST = {"gemm": "tiny", "glue": "triton", "topk": "sgl", "overlap": True}
@@ -41,19 +43,17 @@ def free() -> None:
     torch.cuda.empty_cache()
 
 
-def time_ours(folder: str, rows: int) -> float:
-    """Microseconds a layer of the generated folder."""
-    from kpipe.runtime.bench_inputs import build
+def time_ours(folder: str, rows: int) -> list[Timing]:
+    """The layer of the generated folder, whole and launch by launch."""
     from kpipe.runtime.generated_folder import load_layer
     from kpipe.runtime.host.launch import arch_of
 
-    arch = arch_of(torch.device("cuda"))
-    count = layers_of(rows)
+    arch, count = arch_of(torch.device("cuda")), layers_of(rows)
     timed = build(load_layer(folder), arch=arch, rows=rows, q=1, context=CONTEXT, count=count)
-    result = graph_us([one.run for one in timed])
+    found = [time_layers(timed, CONTEXT), *time_launches(timed, CONTEXT)]
     del timed
     free()
-    return result
+    return found
 
 
 def time_theirs(peers, options: dict, rows: int) -> tuple[float, float]:
@@ -87,6 +87,42 @@ def all_of_theirs(folder: Path, counts: list[int]) -> list[dict]:
     return records
 
 
+def beside(options: argparse.Namespace) -> list[dict]:
+    """What `all_of_theirs` finds in another process."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "theirs.json"
+        words = [options.folder, "--child", "--peers", options.peers, "--rows", options.rows]
+        command = [sys.executable, __file__, *map(str, words), "--out", str(file)]
+        path = os.pathsep.join([options.peers_path, str(Path(next(iter(kpipe.__path__))).parent)])
+        environment = {**os.environ, "PYTHONPATH": path}  # without CuTe DSL
+        subprocess.run(command, check=True, env=environment)
+        return json.loads(file.read_text())
+
+
+def table(ours: list[Timing], theirs: list[dict], counts: list[int]) -> str:
+    """Markdown: a row a line of what was timed, a column a number of rows."""
+
+    def line(name: str, cells: list[str]) -> str:
+        return f"| {name} | " + " | ".join(cells) + " |"
+
+    whole = {t.rows: t for t in ours if t.what == "layer"}
+    best = {r: min((e["us"] for e in theirs if e["rows"] == r), default=0.0) for r in counts}
+    lines = [line("", [f"{r} rows" for r in counts]), "|---" * (len(counts) + 1) + "|"]
+    lines.append(line("kpipe", [f"{whole[r].us:.1f}" for r in counts]))
+    for name in VARIANTS:
+        found = {e["rows"]: e["us"] for e in theirs if e["what"] == name}
+        lines.append(line(name, [f"{found[r]:.1f}" if r in found else "-" for r in counts]))
+    lines.append(line("faster by", [f"{best[r] / whole[r].us:.2f}" for r in counts]))
+    lines.append(line("floor", [f"{whole[r].floor_us:.1f}" for r in counts]))
+    for what in dict.fromkeys(t.what for t in ours if t.what != "layer"):
+        found = {t.rows: t for t in ours if t.what == what}
+        cells = [
+            f"{found[r].us:.1f} ({100 * found[r].share:.0f})" if r in found else "-" for r in counts
+        ]
+        lines.append(line(what, cells))
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder")
@@ -100,24 +136,12 @@ def main() -> int:
     if options.child:
         options.out.write_text(json.dumps(all_of_theirs(options.peers, counts)))
         return 0
-    ours = [{"what": "kpipe", "rows": r, "us": time_ours(options.folder, r)} for r in counts]
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "theirs.json"
-        words = [options.folder, "--child", "--peers", options.peers, "--rows", options.rows]
-        command = [sys.executable, __file__, *map(str, words), "--out", str(file)]
-        path = os.pathsep.join([options.peers_path, str(Path(next(iter(kpipe.__path__))).parent)])
-        environment = {**os.environ, "PYTHONPATH": path}  # without CuTe DSL
-        subprocess.run(command, check=True, env=environment)
-        theirs = json.loads(file.read_text())
-    for own in ours:
-        beside = {e["what"]: e["us"] for e in theirs if e["rows"] == own["rows"]}
-        listed = "  ".join(f"{name} {us:.1f}" for name, us in beside.items())
-        gain = min(beside.values(), default=float("nan")) / own["us"]
-        print(f"{own['rows']:>3} rows  kpipe {own['us']:.1f}  {listed}  x{gain:.2f}")
+    ours = [timing for rows in counts for timing in time_ours(options.folder, rows)]
+    theirs = beside(options)
+    print(table(ours, theirs, counts))
     if options.out:
-        gpu = torch.cuda.get_device_name()
-        document = {"gpu": gpu, "context": CONTEXT, "records": [*ours, *theirs]}
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        found = {**document(ours), "context": CONTEXT, "peers": theirs}
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
 
