@@ -123,6 +123,11 @@ def table(ours: list[Timing], theirs: list[dict], counts: list[int]) -> str:
     return "\n".join(lines)
 
 
+def _cell(timing: Timing | None) -> str:
+    """Microseconds, and in brackets percent of the floor."""
+    return f"{timing.us:.1f} ({100 * timing.share:.0f})" if timing else "-"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder")
