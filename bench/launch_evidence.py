@@ -1,12 +1,14 @@
 """Runs every launch that a generated layer can make against its oracle, and writes the evidence.
 
-    python bench/launch_evidence.py FOLDER [--out FILE] [--kernels NAME,...] [--sanitize]
+    python bench/launch_evidence.py FOLDER [--out FILE] [--kernels NAME,...]
+                                    [--sanitize [--rows N]]
 
 FOLDER is a generated folder.  The launches are those of its table for this machine's GPU: each
 kernel with the flags and tile parameters that `layer.py` and `ops.py` give it, at each declared
 number of rows.  Each is run eagerly and from a CUDA graph, on fresh random operands with poisoned
 outputs, and judged by the oracle of its case (see kernel_cases*.py).  Exit code 1 on any failure.
-With `--sanitize` every kernel runs once, for compute-sanitizer.
+With `--sanitize` every kernel runs once, at the smallest declared number of rows from N on, for
+compute-sanitizer (see sanitize.py).
 """
 
 from __future__ import annotations
@@ -35,8 +37,6 @@ from kpipe.runtime.op import Call
 from kpipe.runtime.sharding import Shard
 from kpipe.runtime.trial import load_layer
 
-SANITIZED_ROWS = 8
-
 
 class Launches:
     """The launches of a layer on one architecture, and what was found of them."""
@@ -46,11 +46,18 @@ class Launches:
         self.records: list[dict] = []
         self.failures: list[str] = []
 
-    def run(self, only: set[str], *, sanitize: bool) -> None:
-        """Every distinct (kernel, flags, rows, q); with `sanitize` one of each kernel."""
+    def run(self, only: set[str], *, sanitize_rows: int = 0) -> None:
+        """Every distinct (kernel, flags, rows, q).
+
+        With `sanitize_rows` one launch of each kernel, the smallest of at least so many rows.
+        """
         done: set[tuple] = set()
         ops = {op.name: op for op in self.layer_class.OPS}
-        for call, q in self._calls():
+        calls = self._calls()
+        if sanitize_rows:
+            enough = [(call, q) for call, q in calls if call.rows >= sanitize_rows]
+            calls = sorted(enough, key=lambda entry: entry[0].rows)
+        for call, q in calls:
             op = ops[call.op]
             name = op.kernel.partition(":")[0]
             if name not in CASES or (only and name not in only):
@@ -60,12 +67,11 @@ class Launches:
             case = CASES[name](ready.module)
             wanted = q if q in case.queries else 1
             key = (name, flags_of(kernel), call.rows, wanted)
-            if key in done or (
-                sanitize and (call.rows != SANITIZED_ROWS or any(k[0] == name for k in done))
-            ):
+            if key in done or (sanitize_rows and any(known[0] == name for known in done)):
                 continue
             done.add(key)
-            self._judge(name, case, ready, kernel, call.rows, wanted, eager_only=sanitize)
+            eager_only = bool(sanitize_rows)
+            self._judge(name, case, ready, kernel, call.rows, wanted, eager_only=eager_only)
 
     def _calls(self) -> list[tuple[Call, int]]:
         layer = self.layer_class()
@@ -139,11 +145,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--kernels", default="", metavar="NAME,...")
     parser.add_argument("--sanitize", action="store_true", help="one eager launch a kernel")
+    parser.add_argument("--rows", type=int, default=1, help="with --sanitize: at least so many")
     options = parser.parse_args()
     torch.manual_seed(torch.seed() % 2**31)
     arch = arch_of(torch.device("cuda"))
     launches = Launches(load_layer(options.folder), options.folder, arch)
-    launches.run(set(filter(None, options.kernels.split(","))), sanitize=options.sanitize)
+    rows = max(options.rows, 1) if options.sanitize else 0
+    launches.run(set(filter(None, options.kernels.split(","))), sanitize_rows=rows)
     gpu = torch.cuda.get_device_name()
     document = {"gpu": gpu, "versions": versions(), "records": launches.records}
     if options.out:

@@ -16,7 +16,7 @@ from math import gcd
 import cutlass
 from cutlass import BFloat16, Float32, cute
 
-from . import bulk, fp8, inbox, memory, mma, reduce
+from . import bulk, cluster, fp8, inbox, memory, mma, reduce
 from .split_product import SplitProduct, row_pitch
 
 BF16_BYTES = 2
@@ -43,7 +43,7 @@ class HeadQuery:
     @property
     def cluster(self) -> int:
         """CTAs of a head: every one gets whole tiles of Q_B and at least 64 columns of W_UK."""
-        return gcd((self.nope + self.pe) // mma.TILE_N, self.kv_lora // 64, inbox.MAX_CLUSTER)
+        return gcd((self.nope + self.pe) // mma.TILE_N, self.kv_lora // 64, cluster.MAX_PORTABLE)
 
     @property
     def product(self) -> SplitProduct:
