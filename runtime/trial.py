@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
-from kpipe.runtime.layer import Layer, Scratch
+from kpipe.runtime.layer import Layer
+from kpipe.runtime.memory import Scratch
 from kpipe.runtime.metadata import Caches, LayerError, Step, Weights, given
 from kpipe.runtime.op import Op
 from kpipe.runtime.oracle.caches import (
