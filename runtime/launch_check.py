@@ -6,7 +6,8 @@ eagerly and from a CUDA graph that is replayed on other operands than it was cap
 fresh random operands with poisoned outputs, and judged by the oracle of its case.
 
 For compute-sanitizer, which wants single launches: `python -m kpipe.runtime.launch_check FOLDER
---kernels NAME,... --rows N` runs each kernel once, eagerly.  Exit code 1 on any failure.
+--kernels NAME,... --rows N` runs each kernel once, eagerly, at its smallest declared number of rows
+from N on.  Exit code 1 on any failure.
 """
 
 from __future__ import annotations
@@ -55,12 +56,13 @@ class LaunchCheck:
             self._captured(name, case, ready, kernel, rows, q)
 
     def run_once(self, only: set[str], rows: int) -> None:
-        """One eager launch of each kernel (of each in `only`) at that many rows."""
+        """One eager launch of each kernel (or each in `only`): its fewest rows from `rows` on."""
         done = set()
-        for name, case, ready, kernel, size, q in self._launches():
-            if size == rows and name not in done and (not only or name in only):
+        for launch in sorted(self._launches(), key=lambda launch: launch[4]):
+            name, size = launch[0], launch[4]
+            if size >= rows and name not in done and (not only or name in only):
                 done.add(name)
-                self._eager(name, case, ready, kernel, size, q)
+                self._eager(*launch)
 
     def _launches(self) -> Iterator[tuple[str, Any, CudaOp, Any, int, int]]:
         done: set[tuple[Any, ...]] = set()
@@ -183,7 +185,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kernels", default="", metavar="NAME,...")
-    parser.add_argument("--rows", type=int, default=8, metavar="N", help="a declared size")
+    parser.add_argument("--rows", type=int, default=8, metavar="N", help="at least so many")
     options = parser.parse_args(argv)
     torch.manual_seed(torch.seed() % 2**31)
     check = LaunchCheck(load_layer(options.folder), arch_of(torch.device("cuda")))

@@ -62,10 +62,14 @@ def word_of(n: int, row, step, half, pair):
 
 
 def operand_a(rows: list[tuple], kind: str) -> list[tuple]:
-    """A for `product`, of words of four E4M3 codes each: `rows` has those of row g and of row
-    g + 8 that this lane holds, of as many columns each; one pair is a step of FP16, two of E4M3.
+    """A for `product`, of words of four E4M3 codes each.
+
+    `rows` pairs the words of row g with those of row g + 8 that this lane holds; one pair is a
+    step of FP16, two are one of E4M3. Raises ValueError for half a step.
     """
     if kind == "e4m3":
+        if len(rows) % 2:
+            raise ValueError(f"{len(rows)} pairs of words are no whole steps of e4m3; use f16")
         return [(*rows[place], *rows[place + 1]) for place in range(0, len(rows), 2)]
     steps = []
     for upper, lower in rows:
