@@ -15,7 +15,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 FAKE = """#!{python}
 import sys
 print("=" * 9, "COMPUTE-SANITIZER")
-name = sys.argv[sys.argv.index("--kernel-regex") + 1]
+name = sys.argv[sys.argv.index("--kernel-name") + 1]
 print("asked for", name)
 if name == "kns=hand_over" and sys.argv[-1] == "f":
     print("=" * 9, "RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)")
