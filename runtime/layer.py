@@ -18,6 +18,8 @@ from torch import Tensor
 from kpipe.runtime.comm.mailbox import MailboxSpec
 from kpipe.runtime.comm.virtual_ranks import SingleRank
 from kpipe.runtime.formats import CacheFormat, PagedCache, cache_format
+from kpipe.runtime.library.catalogue import LibraryOp, refusals
+from kpipe.runtime.library.site import Site
 from kpipe.runtime.metadata import (
     DTYPES,
     BufferSpec,
@@ -224,12 +226,8 @@ class Layer:
                 f"{self.NAME}: these ops have no CUDA kernel yet: {', '.join(missing)}; use "
                 'backend="reference"'
             )
-        foreign = [op.name for op in used if not op.kernel and op.source != "torch"]
-        if foreign:
-            raise LayerError(
-                f"{self.NAME}: the library ops {', '.join(foreign)} are not launched by this "
-                "version; choose another op in `variants`"
-            )
+        if found := refusals(used):
+            raise LayerError(f"{self.NAME}: {'; '.join(found)}")
 
     def _prepare_cuda(self, device: torch.device) -> None:
         if device.type != "cuda":
@@ -252,9 +250,21 @@ class Layer:
                 for call in calls:
                     if call.op == op.name:
                         ready.compile(call)
+            elif any(call.op == op.name for call in calls):
+                ready = LibraryOp(op, bound, self._site(), calls, self._enter)
             else:
-                ready = launch.LibraryOp(op, bound, self._enter)
+                continue  # of another architecture
             setattr(self, op.name, ready)
+
+    def _site(self) -> Site:
+        """What library ops need of this layer."""
+        dims = self.MEMORY.geometry
+        heads = int(dims["heads_total"]) // (1 if self.CONTEXT_PARALLEL else self.RANKS)
+        return Site(self.NAME, heads, int(dims["top_k"]), self.latent_kv, self._shared_scratch)
+
+    def _shared_scratch(self, name: str, spec: BufferSpec) -> Tensor:
+        """Scratch that no op of the pipeline declares as a buffer, one for all layers."""
+        return self._scratch.buffer(name, spec, self.ROWS_CAP, kind=self.NAME)
 
     def _checked_comm(self, comm: Any) -> Any:
         if comm is None:
@@ -303,6 +313,7 @@ class Layer:
             setattr(self, name, PagedCache(tensor, self.MEMORY.cache_format(name), name))
 
     def _bind_memory(self, scratch: Scratch, layer: int) -> None:
+        self._scratch = scratch
         self.buffers = {
             name: scratch.buffer(
                 name, spec, self.ROWS_CAP, layer, kind=self.NAME, model=self.MEMORY.model
