@@ -18,8 +18,8 @@ from torch import Tensor
 from kpipe.runtime.comm.mailbox import MailboxSpec
 from kpipe.runtime.comm.virtual_ranks import SingleRank
 from kpipe.runtime.formats import CacheFormat, PagedCache, cache_format
-from kpipe.runtime.library.catalogue import LibraryOp, refusals
-from kpipe.runtime.library.site import Site
+from kpipe.runtime.library.catalogue import LibraryOp, UnusedOp, refusals
+from kpipe.runtime.library.site import site_of
 from kpipe.runtime.metadata import (
     DTYPES,
     BufferSpec,
@@ -153,11 +153,12 @@ class Layer:
         self._weights = self._checked_weights(weights)
         self._bind_caches(caches)
         device = next(iter(self._weights.values())).device
-        self._bind_memory(scratch or Scratch(device), layer)
+        scratch = scratch or Scratch(device)
+        self._bind_memory(scratch, layer)
         self._check_storage()
         self._stop_after = ""
         if backend == "cuda":
-            self._prepare_cuda(device)
+            self._prepare_cuda(device, scratch)
             return
         for stream in ("main", *self.STREAMS):
             setattr(self, stream, HostStream(stream))
@@ -229,7 +230,7 @@ class Layer:
         if found := refusals(used):
             raise LayerError(f"{self.NAME}: {'; '.join(found)}")
 
-    def _prepare_cuda(self, device: torch.device) -> None:
+    def _prepare_cuda(self, device: torch.device, scratch: Scratch) -> None:
         if device.type != "cuda":
             raise LayerError(
                 f"{self.NAME}: the weights lie on {device}, and the cuda backend runs where they "
@@ -251,20 +252,10 @@ class Layer:
                     if call.op == op.name:
                         ready.compile(call)
             elif any(call.op == op.name for call in calls):
-                ready = LibraryOp(op, bound, self._site(), calls, self._enter)
+                ready = LibraryOp(op, bound, site_of(self, scratch), calls, self._enter)
             else:
-                continue  # of another architecture
+                ready = UnusedOp(op)
             setattr(self, op.name, ready)
-
-    def _site(self) -> Site:
-        """What library ops need of this layer."""
-        dims = self.MEMORY.geometry
-        heads = int(dims["heads_total"]) // (1 if self.CONTEXT_PARALLEL else self.RANKS)
-        return Site(self.NAME, heads, int(dims["top_k"]), self.latent_kv, self._shared_scratch)
-
-    def _shared_scratch(self, name: str, spec: BufferSpec) -> Tensor:
-        """Scratch that no op of the pipeline declares as a buffer, one for all layers."""
-        return self._scratch.buffer(name, spec, self.ROWS_CAP, kind=self.NAME)
 
     def _checked_comm(self, comm: Any) -> Any:
         if comm is None:
@@ -313,7 +304,6 @@ class Layer:
             setattr(self, name, PagedCache(tensor, self.MEMORY.cache_format(name), name))
 
     def _bind_memory(self, scratch: Scratch, layer: int) -> None:
-        self._scratch = scratch
         self.buffers = {
             name: scratch.buffer(
                 name, spec, self.ROWS_CAP, layer, kind=self.NAME, model=self.MEMORY.model

@@ -16,17 +16,19 @@ ADAPTERS = {"flashmla_sparse": FlashMlaSparse, "value_bmm": ValueBmm}
 
 
 def refusals(ops: Iterable[Op]) -> list[str]:
-    """Why library ops among `ops` cannot be launched here, a sentence each."""
+    """Why library ops among `ops` cannot be launched here: those that nothing calls yet in one
+    sentence, every other with its own reason."""
+    foreign = [op for op in ops if not op.kernel and op.source != "kpipe"]
+    unknown = [f"{op.name} ({op.source})" for op in foreign if op.name not in ADAPTERS]
     found = []
-    for op in ops:
-        if op.kernel or op.source == "kpipe":
-            continue
-        if op.name not in ADAPTERS:
-            found.append(
-                f"the library op {op.name} ({op.source}) is not launched by this version; choose "
-                "another op in `variants`"
-            )
-        elif reason := ADAPTERS[op.name].refusal():
+    if unknown:
+        found.append(
+            f"this version does not launch the library ops {', '.join(unknown)}; choose others in "
+            "`variants`"
+        )
+    for op in foreign:
+        reason = ADAPTERS[op.name].refusal() if op.name in ADAPTERS else ""
+        if reason:
             found.append(f"{op.name} {reason}")
     return found
 
@@ -60,3 +62,13 @@ class LibraryOp:
             raise LayerError(f"{self.op.name} cannot be launched with the PDL attribute")
         self._enter(self.op)
         self._run(*operands, **self._bound, **named)
+
+
+class UnusedOp:
+    """A library op that no step of the prepared architecture launches; its library is not asked."""
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+
+    def __call__(self, *operands: Any, **named: Any) -> None:
+        raise LayerError(f"{self.op.name} belongs to another architecture; prepare() for it")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from kpipe.runtime.formats import PagedCache
 from kpipe.runtime.metadata import BufferSpec
+
+if TYPE_CHECKING:
+    from kpipe.runtime.layer import Layer, Scratch
 
 
 @dataclass(frozen=True)
@@ -25,3 +29,14 @@ class Site:
     top_k: int
     latent_kv: PagedCache
     buffer: Callable[[str, BufferSpec], Tensor]
+
+
+def site_of(layer: Layer, scratch: Scratch) -> Site:
+    """The place that a prepared layer gives its library ops; `scratch` is the layer's own."""
+    dims = layer.MEMORY.geometry
+    heads = int(dims["heads_total"]) // (1 if layer.CONTEXT_PARALLEL else layer.RANKS)
+
+    def buffer(name: str, spec: BufferSpec) -> Tensor:
+        return scratch.buffer(name, spec, layer.ROWS_CAP, kind=layer.NAME)
+
+    return Site(layer.NAME, heads, int(dims["top_k"]), layer.latent_kv, buffer)

@@ -12,9 +12,9 @@ from layer_checks import assert_within_bounds, lengths
 from layer_factory import LayerFactory
 from layer_inputs import engine_inputs
 
-from kpipe.runtime.layer import Layer
+from kpipe.runtime.layer import Layer, Scratch
 from kpipe.runtime.library.catalogue import ADAPTERS, LibraryOp, refusals
-from kpipe.runtime.library.site import Site
+from kpipe.runtime.library.site import Site, site_of
 from kpipe.runtime.library.value_bmm import ValueBmm
 from kpipe.runtime.metadata import LayerError
 from kpipe.runtime.op import Op
@@ -40,11 +40,11 @@ def with_adapters(base: type[Layer]) -> type[Layer]:
     """The layer with every library op launched by its adapter, as the cuda backend does."""
 
     class Adapted(base):  # type: ignore[misc, valid-type]
-        def prepare(self, *records: Any, **options: Any) -> None:
-            super().prepare(*records, **options)
+        def prepare(self, *records: Any, scratch: Scratch, **options: Any) -> None:
+            super().prepare(*records, scratch=scratch, **options)
             for op in self.OPS:
                 if op.name in ADAPTERS:
-                    place, calls = self._site(), self.calls()
+                    place, calls = site_of(self, scratch), self.calls()
                     run = LibraryOp(op, self._bound(op), place, calls, self._enter)
                     setattr(self, op.name, run)
 
@@ -106,8 +106,8 @@ def test_a_library_that_nobody_calls_yet_is_refused_by_name() -> None:
         Op("mla_value", "value", value.mla_value, kernel="mla_value:MlaValue"),
     ]
     assert refusals(ops) == [
-        "the library op trtllm_gen (flashinfer) is not launched by this version; choose another "
-        "op in `variants`"
+        "this version does not launch the library ops trtllm_gen (flashinfer); choose others in "
+        "`variants`"
     ]
 
 
