@@ -83,7 +83,9 @@ class LayerFactory:
 
 
 def _spec(base: str, name: str, text: str, mode: str) -> str:
-    table = _always(mode) if base.startswith("dsa_tp") else _always(mode).replace("fork_split", mode)
+    table = (
+        _always(mode) if base.startswith("dsa_tp") else _always(mode).replace("fork_split", mode)
+    )
     return f"extends: {base}.yaml\nname: {name}\ngeometry: small\n{text}{table}"
 
 
