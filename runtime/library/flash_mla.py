@@ -8,7 +8,8 @@ keys undefined.  The package is optional and imported where a layer that needs i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from importlib.util import find_spec
 from math import log2
 from typing import Any
@@ -27,8 +28,8 @@ PAGE = 64
 FORMAT = "fp8_ds_mla"
 REPAIR = "pip install sgl-flash-mla, or choose `core: sparse_decode`"
 
-_CALL = "flash_mla_with_kvcache"
-_NEEDED = (
+_CALL, _METADATA = "flash_mla_with_kvcache", "get_mla_metadata"
+_GIVEN = (
     *("q", "k_cache", "block_table", "cache_seqlens", "head_dim_v", "tile_scheduler_metadata"),
     *("softmax_scale", "is_fp8_kvcache", "indices"),
 )
@@ -52,9 +53,8 @@ class FlashMlaSparse:
         self._attend, self._schedule = library_calls(site.layer)
         self._pages = pages_of(site.latent_kv, site.layer)
         self._heads = padded_heads(site.heads, site.layer)
-        parts = (site.latent_kv.format.field(name).count for name in ("latent", "pe"))
-        self._kv_lora, self._pe = parts
-        shape = ("rows", self._heads, self._kv_lora + self._pe)
+        self._kv_lora = site.latent_kv.format.field("latent").count
+        shape = ("rows", self._heads, site.latent_kv.format.latent_dims)
         # Heads behind those of the layer are zero and stay so: nothing ever writes them.
         spec = BufferSpec(shape, "bf16", zeroed=True)
         self._query = site.buffer("flashmla_sparse.padded_query", spec)
@@ -186,6 +186,27 @@ def library_calls(layer: str) -> tuple[Callable[..., tuple[Tensor, Tensor]], Cal
 
     Raises LayerError where the package is missing, does not load, or takes other arguments.
     """
+    library = _imported(layer)
+    for name, given in ((_CALL, _GIVEN), (_METADATA, ())):
+        if reason := misfit(getattr(library, name, None), given):
+            raise LayerError(
+                f"{layer}: flashmla_sparse cannot call the installed flash_mla.{name}: it "
+                f"{reason}; {REPAIR}"
+            )
+    attend = getattr(library, _CALL)
+    # Some builds keep the kernels for these rows in a second extension, behind a flag.
+    if "use_legacy" in inspect.signature(attend).parameters:
+        if not getattr(library, "has_legacy", lambda: True)():
+            raise LayerError(
+                f"{layer}: the installed flash_mla was built without its legacy kernels, which "
+                f"flashmla_sparse needs: {REPAIR}"
+            )
+        attend = partial(attend, use_legacy=True)
+    return attend, lambda: library.get_mla_metadata()[0]
+
+
+def _imported(layer: str) -> Any:
+    """The module of the library, or LayerError."""
     if reason := FlashMlaSparse.refusal():
         raise LayerError(f"{layer}: flashmla_sparse {reason}")
     try:
@@ -194,39 +215,24 @@ def library_calls(layer: str) -> tuple[Callable[..., tuple[Tensor, Tensor]], Cal
         raise LayerError(
             f"{layer}: flashmla_sparse cannot import `flash_mla`: {error}; {REPAIR}"
         ) from error
-    found = _parameters(flash_mla, _CALL)
-    if missing := [name for name in _NEEDED if name not in found]:
-        raise LayerError(
-            f"{layer}: flashmla_sparse calls flash_mla.{_CALL} with {', '.join(missing)}, which "
-            f"the installed one does not take: {REPAIR}"
-        )
-    metadata = _parameters(flash_mla, "get_mla_metadata").values()
-    if any(
-        p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in metadata
-    ):
-        raise LayerError(
-            f"{layer}: flashmla_sparse calls flash_mla.get_mla_metadata without arguments, the "
-            f"installed one needs some: {REPAIR}"
-        )
-    attend = getattr(flash_mla, _CALL)
-    if "use_legacy" in found:  # where the kernels for these rows have moved
-        if not getattr(flash_mla, "has_legacy", lambda: True)():
-            raise LayerError(
-                f"{layer}: the installed flash_mla was built without its legacy kernels, which "
-                f"flashmla_sparse needs: {REPAIR}"
-            )
-        return _with_legacy(attend), lambda: flash_mla.get_mla_metadata()[0]
-    return attend, lambda: flash_mla.get_mla_metadata()[0]
+    return flash_mla
 
 
-def _with_legacy(attend: Callable[..., Any]) -> Callable[..., Any]:
-    def call(**named: Any) -> Any:
-        return attend(**named, use_legacy=True)
-
-    return call
-
-
-def _parameters(module: Any, name: str) -> dict[str, inspect.Parameter]:
-    """Parameters of a function of the library; none where it has no such function."""
-    function = getattr(module, name, None)
-    return dict(inspect.signature(function).parameters) if callable(function) else {}
+def misfit(function: Any, given: Collection[str]) -> str:
+    """Why a function cannot be called with these names and nothing else; empty where it can."""
+    if not callable(function):
+        return "is not there"
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        missing = []
+    else:
+        missing = [name for name in given if name not in {p.name for p in parameters}]
+    if missing:
+        return f"takes no {', '.join(missing)}"
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    wanted = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in starred and p.name not in given
+    ]
+    return f"also wants {', '.join(wanted)}" if wanted else ""

@@ -223,17 +223,42 @@ def changed(library: Library, **functions: Any) -> ModuleType:
 def test_another_signature_is_refused(library: Library) -> None:
     changed(library, flash_mla_with_kvcache=lambda q, k_cache, block_table, cache_seqlens: None)
     refused(
-        "flashmla_sparse calls flash_mla.flash_mla_with_kvcache with head_dim_v, "
-        "tile_scheduler_metadata, softmax_scale, is_fp8_kvcache, indices, which the installed one "
-        "does not take: pip install sgl-flash-mla, or choose `core: sparse_decode`"
+        "flashmla_sparse cannot call the installed flash_mla.flash_mla_with_kvcache: it takes no "
+        "head_dim_v, tile_scheduler_metadata, softmax_scale, is_fp8_kvcache, indices; "
+        "pip install sgl-flash-mla, or choose `core: sparse_decode`"
+    )
+
+    def older(
+        q: Any,
+        k_cache: Any,
+        block_table: Any,
+        cache_seqlens: Any,
+        head_dim_v: Any,
+        tile_scheduler_metadata: Any,
+        num_splits: Any,
+        softmax_scale: Any = None,
+        is_fp8_kvcache: bool = False,
+        indices: Any = None,
+    ) -> None:
+        """Its schedule came in two parts."""
+
+    changed(library, flash_mla_with_kvcache=older)
+    refused(
+        "flashmla_sparse cannot call the installed flash_mla.flash_mla_with_kvcache: it also wants "
+        "num_splits; pip install sgl-flash-mla, or choose `core: sparse_decode`"
+    )
+    changed(library, flash_mla_with_kvcache=None)
+    refused(
+        "flashmla_sparse cannot call the installed flash_mla.flash_mla_with_kvcache: it is not "
+        "there; pip install sgl-flash-mla, or choose `core: sparse_decode`"
     )
 
 
 def test_a_schedule_that_needs_lengths_is_refused(library: Library) -> None:
     changed(library, get_mla_metadata=lambda cache_seqlens, heads=1: None)
     refused(
-        "flashmla_sparse calls flash_mla.get_mla_metadata without arguments, the installed one "
-        "needs some: pip install sgl-flash-mla, or choose `core: sparse_decode`"
+        "flashmla_sparse cannot call the installed flash_mla.get_mla_metadata: it also wants "
+        "cache_seqlens; pip install sgl-flash-mla, or choose `core: sparse_decode`"
     )
 
 
