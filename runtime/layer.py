@@ -256,6 +256,7 @@ class Layer:
             else:
                 ready = UnusedOp(op)
             setattr(self, op.name, ready)
+        self.main.synchronize()  # steps may run on another stream than what was made ready here
 
     def _checked_comm(self, comm: Any) -> Any:
         if comm is None:
