@@ -1,7 +1,9 @@
 """What is known of the kernels of a generated folder: which launches have run on a GPU as they are.
 
 A record of `evidence/*.json` is for one kernel file and the device building blocks that it imports,
-all by hash, for the flags and rows that it names.  Every launch that the table can select is
+all by hash, for the flags and rows that it names.  A kernel that stands in several folders with the
+same text, but for the name of its spec, has the records of all of them.  Every launch that the
+table can select is
 
     valid     such a record exists for its kernel, architecture, rows and flags, and was right
     stale     there are records for the kernel, but of other bytes
@@ -73,14 +75,18 @@ def summary(found: Iterable[LaunchEvidence]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def file_digest(path: Path) -> str:
-    """sha256 of a file; empty where there is none."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+def kernel_digest(path: Path) -> str:
+    """sha256 of a kernel file without the line that names its spec; empty where there is none."""
+    if not path.is_file():
+        return ""
+    lines = path.read_bytes().splitlines(keepends=True)
+    return hashlib.sha256(b"".join(lines[1:])).hexdigest() if lines else ""
 
 
 def _records(folder: Path) -> Iterable[Mapping[str, Any]]:
-    """Records of every file, each with its GPU and whether it is for the bytes of today."""
-    for path in sorted((folder / "evidence").glob("*.json")):
+    """Records of this folder and those beside it, with their GPU and whether they still count."""
+    beside = sorted(folder.parent.glob("*/evidence/*.json"))
+    for path in sorted(beside, key=lambda path: path.parent.parent != folder):
         try:
             document = json.loads(path.read_text())
             entries = [dict(entry) for entry in document["records"]]
@@ -91,9 +97,11 @@ def _records(folder: Path) -> Iterable[Mapping[str, Any]]:
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # a file that says nothing is no evidence; its launches are missing
         current = {name: _is_current(folder, name, *made) for name, made in kernels.items()}
+        own = path.parent.parent == folder
         for entry in entries:
             known = current.get(entry.get("kernel", ""), False)
-            yield {"gpu": document.get("gpu", ""), **entry, "current": known}
+            if own or known:  # what is not ours is no reason to call ours stale
+                yield {"gpu": document.get("gpu", ""), **entry, "current": known}
 
 
 def _is_current(folder: Path, kernel: str, digest: str, device: Mapping[str, str]) -> bool:
@@ -101,7 +109,7 @@ def _is_current(folder: Path, kernel: str, digest: str, device: Mapping[str, str
 
     What a file imports follows from its bytes, so nothing that was not recorded can matter.
     """
-    if file_digest(folder / "kernels" / f"{kernel}.py") != digest:
+    if kernel_digest(folder / "kernels" / f"{kernel}.py") != digest:
         return False
     return all(_device_digest(name) == known for name, known in device.items())
 
@@ -109,7 +117,8 @@ def _is_current(folder: Path, kernel: str, digest: str, device: Mapping[str, str
 @cache
 def _device_digest(name: str) -> str:
     """sha256 of a device building block; they do not change while a command runs."""
-    return file_digest(DEVICE / name)
+    path = DEVICE / name
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def _state(

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kpipe.runtime.evidence import launch_record
+from kpipe.runtime.evidence import launch_key, launch_record
 from kpipe.runtime.generated_folder import load_layer
 from kpipe.runtime.host.compile import compile_kernel, flags_of
 from kpipe.runtime.host.launch import CudaOp, arch_of, operands_of
@@ -36,11 +36,15 @@ Operands = Mapping[str, Tensor | None]
 class LaunchCheck:
     """The launches of a layer on one architecture, and what was found of them.
 
-    `without_case` names kernels that the layer launches and nobody can judge.
+    `known` are launches, as `launch_key` of evidence.py, that need not run again; `skipped` counts
+    them.  `without_case` names kernels that the layer launches and nobody can judge.
     """
 
-    def __init__(self, layer_class: type[Layer], arch: str) -> None:
+    def __init__(
+        self, layer_class: type[Layer], arch: str, known: frozenset[str] = frozenset()
+    ) -> None:
         self.layer_class, self.arch = layer_class, arch
+        self.known, self.skipped = known, 0
         self.records: list[dict[str, Any]] = []
         self.failures: list[str] = []
         self.without_case: set[str] = set()
@@ -52,8 +56,12 @@ class LaunchCheck:
             if name != last:
                 said(f"launches of {name}")
             last = name
-            self._eager(name, case, ready, kernel, rows, q)
-            self._captured(name, case, ready, kernel, rows, q)
+            for how, run in (("eager", self._eager), ("captured", self._captured)):
+                flags = dict(flags_of(kernel))
+                if launch_key(name, flags, self.arch, rows, q, how) in self.known:
+                    self.skipped += 1
+                else:
+                    run(name, case, ready, kernel, rows, q)
 
     def run_once(self, only: set[str], rows: int) -> None:
         """One eager launch of each kernel (or each in `only`): its fewest rows from `rows` on."""

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from kpipe.runtime.comm.virtual_ranks import SingleRank
 from kpipe.runtime.formats import PagedCache
+from kpipe.runtime.library.catalogue import LibraryOp, UnusedOp, refusals
+from kpipe.runtime.library.site import site_of
 from kpipe.runtime.memory import Memory, Scratch
 from kpipe.runtime.metadata import (
     Caches,
@@ -87,11 +89,12 @@ class Layer:
         self._weights = self._checked_weights(weights)
         self._bind_caches(caches)
         device = next(iter(self._weights.values())).device
-        self._bind_memory(scratch or Scratch(device), layer)
+        scratch = scratch or Scratch(device)
+        self._bind_memory(scratch, layer)
         self._check_storage()
         self._stop_after = ""
         if backend == "cuda":
-            self._prepare_cuda(device)
+            self._prepare_cuda(device, scratch)
             return
         for stream in ("main", *self.STREAMS):
             setattr(self, stream, HostStream(stream))
@@ -160,14 +163,10 @@ class Layer:
                 f"{self.NAME}: these ops have no CUDA kernel yet: {', '.join(missing)}; use "
                 'backend="reference"'
             )
-        foreign = [op.name for op in used if not op.kernel and op.source != "torch"]
-        if foreign:
-            raise LayerError(
-                f"{self.NAME}: the library ops {', '.join(foreign)} are not launched by this "
-                "version; choose another op in `variants`"
-            )
+        if found := refusals(used):
+            raise LayerError(f"{self.NAME}: {'; '.join(found)}")
 
-    def _prepare_cuda(self, device: torch.device) -> None:
+    def _prepare_cuda(self, device: torch.device, scratch: Scratch) -> None:
         if device.type != "cuda":
             raise LayerError(
                 f"{self.NAME}: the weights lie on {device}, and the cuda backend runs where they "
@@ -188,9 +187,12 @@ class Layer:
                 for call in calls:
                     if call.op == op.name:
                         ready.compile(call)
+            elif any(call.op == op.name for call in calls):
+                ready = LibraryOp(op, bound, site_of(self, scratch), calls, self._enter)
             else:
-                ready = launch.LibraryOp(op, bound, self._enter)
+                ready = UnusedOp(op)
             setattr(self, op.name, ready)
+        self.main.synchronize()  # steps may run on another stream than what was made ready here
 
     def _checked_comm(self, comm: Any) -> Any:
         if comm is None:

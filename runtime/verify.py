@@ -228,6 +228,9 @@ def _parser() -> argparse.ArgumentParser:
         help="auto: a GPU if fit",
     )
     parser.add_argument("--suite", action="store_true", help="all cases; the default on a GPU")
+    parser.add_argument(
+        "--again", action="store_true", help="also launches with a record in a folder beside"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="evidence [default: in FOLDER]")
     parser.add_argument(
         "--virtual-ranks", type=int, metavar="N", help="context-parallel: all; else how many"
@@ -294,7 +297,12 @@ def _run_suite(layer_class: type[Layer], case: Case, options: argparse.Namespace
         print(f"error: {reason}", file=sys.stderr)
         return ENVIRONMENT
     report = verify_all(
-        layer_class, case.arch, case.backend, lambda line: print(f"{line} ...", file=sys.stderr)
+        layer_class,
+        Path(options.folder),
+        case.arch,
+        case.backend,
+        lambda line: print(f"{line} ...", file=sys.stderr),
+        again=options.again,
     )
     print(suite_as_json(report) if options.format == "json" else suite_as_text(report))
     if case.backend == "cuda":

@@ -221,6 +221,8 @@ FLASHMLA_SPARSE = Contract(
         head_pad=(64, 128),
         pages=(64,),
     ),
+    # The heads behind the layer's own are zero: nothing but the clearing ever writes them.
+    scratch=(Scratch("padded_query", "rows * core_heads * latent * 2", zero_once=True),),
     lse_base="e",
     empty_row="undefined",
 )
