@@ -85,7 +85,7 @@ def test_launches_of_the_same_kernel_beside_are_known(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         (folder / "kernels").mkdir(parents=True)
-        text = f"from {folder.name}.yaml\nfrom kpipe.runtime.device import pdl\n"
+        text = f"# {folder.name}.yaml\nfrom kpipe.runtime.device import pdl\n"
         (folder / "kernels" / "k.py").write_text(text)
     verdict = SimpleNamespace(error=0.25, bound=0.5, wrong=[])
     wrong = SimpleNamespace(error=0.75, bound=0.5, wrong=["out"])
@@ -102,5 +102,5 @@ def test_launches_of_the_same_kernel_beside_are_known(tmp_path: Path) -> None:
     assert known == {launch_key("k", {"splits": 4, "pdl": True}, "sm_90a", 4, 1, "eager")}
     assert known_launches(folders[0], "GPU X") == frozenset(), "its own are run again"
     assert known_launches(folders[1], "GPU Y") == frozenset()
-    (folders[1] / "kernels" / "k.py").write_text("from two.yaml\nfrom kpipe import other\n")
+    (folders[1] / "kernels" / "k.py").write_text("# two.yaml\nfrom kpipe import other\n")
     assert known_launches(folders[1], "GPU X") == frozenset()
