@@ -22,6 +22,7 @@ MAX_COLUMNS = 256
 WIDEST = 128
 """Columns of an instruction: its sums have to fit in what a thread of a large CTA starts with."""
 
+
 def require() -> None:
     """Raises ValueError where the target has no such product."""
     arch = BaseDSL._get_dsl().get_arch_enum()

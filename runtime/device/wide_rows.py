@@ -215,7 +215,9 @@ class WideFp8DsMlaRows:
 
     def offsets(self, lane) -> list:
         """Bytes of a row at which the lane's vectors begin: scales, codes, position part."""
-        codes = [block * operand_blocks.COLUMNS + lane * _VECTOR for block in range(self._code_blocks)]
+        codes = [
+            block * operand_blocks.COLUMNS + lane * _VECTOR for block in range(self._code_blocks)
+        ]
         first = self._pe_offset + lane * (LANE_CHUNKS * _VECTOR)
         return [self.kv_lora, *codes, *(first + chunk * _VECTOR for chunk in range(LANE_CHUNKS))]
 

@@ -55,7 +55,12 @@ class WideSums:
 
     @classmethod
     def over(
-        cls, shared: SmemAllocator, tiles: int, splits: int, sums: cute.Pointer, masses: cute.Pointer
+        cls,
+        shared: SmemAllocator,
+        tiles: int,
+        splits: int,
+        sums: cute.Pointer,
+        masses: cute.Pointer,
     ) -> WideSums:
         """Lays them over memory whose first use is over before anything is sent."""
         owned = owned_tiles(tiles, splits)

@@ -299,9 +299,8 @@ class SparseDecodeWide:
                     asked = self._row(cache, ahead[AHEAD - 2])
                     wide_rows.request_row(asked, ROWS.row_bytes, row_lane)
                     ahead[AHEAD - 1] = self._index(indices, count, split, key, turn + 1 + AHEAD)
-                    if part == 0:
-                        if order >= STAGES:
-                            stages.wait_free(order - STAGES)
+                    if part == 0 and order >= STAGES:
+                        stages.wait_free(order - STAGES)
                     ROWS.convert(
                         wide_rows.replaced(feed, ROWS.offsets(row_lane), following),
                         stages.keys(order),
@@ -377,10 +376,7 @@ class SparseDecodeWide:
             if cute.arch.vote_any_sync((moves[0] != 1.0) | (moves[1] != 1.0)):
                 self._multiply(total, moves)
             values = operand_blocks.descriptor(stages.keys(order) + first_block)
-            before = [total[place] for place in range(GROUP_TILES * mma.FRAGMENT)]
-            after = wgmma.add_column_products(before, weights, values)
-            for place in cutlass.range_constexpr(GROUP_TILES * mma.FRAGMENT):
-                total[place] = after[place]
+            self._add(total, weights, values)
             cute.arch.sync_warp()
             if lane == 0:
                 barrier.arrive(stages.free.iterator + order % STAGES)
@@ -388,6 +384,13 @@ class SparseDecodeWide:
         if cutlass.const_expr(not ROWS.tensor_scaled):
             self._multiply(total, [stages.masses[row + s * mma.HALF_M, 2] for s in range(2)])
         return total
+
+    def _add(self, total: cute.Tensor, weights: Int64, values: Int64) -> None:
+        """Adds the products of the weights with the values behind two descriptors."""
+        count = GROUP_TILES * mma.FRAGMENT
+        before = [total[place] for place in range(count)]
+        for place, value in enumerate(wgmma.add_column_products(before, weights, values)):
+            total[place] = value
 
     def _multiply(self, total: cute.Tensor, factors: list) -> None:
         """Multiplies the rows of C fragments, each with its side's factor."""
@@ -426,7 +429,7 @@ class SparseDecodeWide:
         for side in cutlass.range_constexpr(wide_softmax.SIDES):
             head, target = targets[side]
             place = head - first_head
-            highest, mass = stages.masses[place, 0], stages.masses[place, 1]
+            mass = stages.masses[place, 1]
             factor = key_scale / mass
             for tile in cutlass.range_constexpr(GROUP_TILES):
                 first = tile * mma.FRAGMENT + 2 * side
@@ -465,9 +468,7 @@ class SparseDecodeWide:
     ):
         """Merges the tiles that this CTA owns, every VALUE_GROUPS-th a warpgroup, and stores them."""
         shares = [sums.shares(head - first_head) for head, _ in targets]
-        factors = [
-            [factor * (key_scale / mass) for factor in parts] for parts, mass, _ in shares
-        ]
+        factors = [[factor * (key_scale / mass) for factor in parts] for parts, mass, _ in shares]
         for tile in cutlass.range(warp // wgmma.WARPS, sums.present(split), VALUE_GROUPS, unroll=1):
             merged = sums.merge(factors, tile, warp % wgmma.WARPS, lane)
             column_tile = split * sums.owned + tile
