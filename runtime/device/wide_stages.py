@@ -20,7 +20,7 @@ COUNT = 2
 """Stages."""
 _HEADS = operand_blocks.ROWS
 _WORD_BYTES = 4
-_BARRIERS = 2 * COUNT + 2
+_BARRIERS = 2 * COUNT + 3
 
 
 def shared_bytes(blocks: int) -> int:
@@ -36,7 +36,8 @@ class Stages:
 
     key_scales: FP32 (stage, key). head_scales: FP32 (head), of the query. moves: FP32 (head), what
     the sums so far are to be multiplied by before those of a group are added. masses: FP32
-    (head, 3), at the end: the maximum, the mass and what refers the sums to that maximum.
+    (head, 3): the maximum, the mass and what refers the sums to that maximum, of all groups.
+    asked: the query lies in its blocks; done: the masses are there. Each happens once.
     """
 
     blocks: int
@@ -49,6 +50,7 @@ class Stages:
     free: cute.Tensor
     scored: cute.Tensor
     asked: cute.Tensor
+    done: cute.Tensor
 
     @classmethod
     def allocate(cls, shared: SmemAllocator, blocks: int) -> Stages:
@@ -66,6 +68,7 @@ class Stages:
             free=memory.allocate(shared, Int64, COUNT),
             scored=memory.allocate(shared, Int64, 1, align=barrier.BYTES),
             asked=memory.allocate(shared, Int64, 1, align=barrier.BYTES),
+            done=memory.allocate(shared, Int64, 1, align=barrier.BYTES),
         )
 
     def initialise(self, gather_warps: int, score_warps: int, value_warps: int) -> None:
@@ -74,6 +77,7 @@ class Stages:
         barrier.make_ready(self.free.iterator, COUNT, value_warps)
         barrier.make_one_ready(self.scored.iterator, score_warps)
         barrier.make_one_ready(self.asked.iterator, value_warps)
+        barrier.make_one_ready(self.done.iterator, score_warps)
         barrier.fence_ready()
 
     def address(self, block):
@@ -103,7 +107,7 @@ class Stages:
         barrier.wait(self.ready.iterator + group % COUNT, group // COUNT % 2)
 
     def wait_scored(self, group) -> None:
-        """Until the weights of a group are there; of the group behind the last: the masses."""
+        """Until the weights of a group are there."""
         barrier.wait(self.scored.iterator, group % 2)
 
     def wait_free(self, group) -> None:

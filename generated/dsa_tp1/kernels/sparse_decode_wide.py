@@ -326,8 +326,7 @@ class SparseDecodeWide:
         references.fill(-Float32.inf)
         barrier.wait(stages.asked.iterator, 0)
         query = operand_blocks.descriptor(stages.query)
-        groups = self._groups(count, split)
-        for order in cutlass.range(groups, unroll=1):
+        for order in cutlass.range(self._groups(count, split), unroll=1):
             stages.wait_ready(order)
             keys = operand_blocks.descriptor(stages.keys(order))
             key_scales = stages.scales_of(order)
@@ -356,7 +355,7 @@ class SparseDecodeWide:
                     stages.masses[row + side * mma.HALF_M, place] = value
         cute.arch.sync_warp()
         if lane == 0:
-            barrier.arrive(stages.scored.iterator)
+            barrier.arrive(stages.done.iterator)
         return top, mass
 
     @cute.jit
@@ -368,8 +367,7 @@ class SparseDecodeWide:
         total = cute.make_rmem_tensor((GROUP_TILES * mma.FRAGMENT,), Float32)
         total.fill(0.0)
         weights = operand_blocks.descriptor(stages.weights)
-        groups = self._groups(count, split)
-        for order in cutlass.range(groups, unroll=1):
+        for order in cutlass.range(self._groups(count, split), unroll=1):
             stages.wait_ready(order)
             stages.wait_scored(order)
             moves = [stages.moves[row + side * mma.HALF_M] for side in range(2)]
@@ -380,7 +378,7 @@ class SparseDecodeWide:
             cute.arch.sync_warp()
             if lane == 0:
                 barrier.arrive(stages.free.iterator + order % STAGES)
-        stages.wait_scored(groups)
+        barrier.wait(stages.done.iterator, 0)
         if cutlass.const_expr(not ROWS.tensor_scaled):
             self._multiply(total, [stages.masses[row + s * mma.HALF_M, 2] for s in range(2)])
         return total
