@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.codegen.render.api import environment
-from kpipe.runtime.device import mma, wide_rows, wide_softmax, wide_stages, wide_sums
+from kpipe.runtime.device import mma, quads, wide_rows, wide_softmax, wide_stages, wide_sums
 from kpipe.runtime.formats import cache_format
 from kpipe.runtime.host.compile import compile_kernel, ptx_of
 
@@ -202,3 +202,16 @@ def test_softmax_over_groups(lanes, name):
     logits = raw[:, :count] * (scale * math.log(2.0))
     expected = torch.softmax(logits, 1) @ values[:count]
     torch.testing.assert_close(sums * torch.exp2(last) / total, expected)
+
+
+def test_quads_transpose(monkeypatch):
+    """Lane t of a quad ends with word t of its four lanes."""
+    lanes = torch.arange(32)
+    arch = SimpleNamespace(shuffle_sync_bfly=lambda value, distance: value[lanes ^ distance])
+    monkeypatch.setattr(quads, "cute", SimpleNamespace(arch=arch))
+    monkeypatch.setattr(quads, "scalar", SimpleNamespace(choose=torch.where))
+    monkeypatch.setattr(quads, "Uint32", lambda value: value)
+    words = quads.transposed([100 * lanes + place for place in range(4)], lanes % 4)
+    first = lanes // 4 * 4
+    for place, word in enumerate(words):
+        assert torch.equal(word, 100 * (first + place) + lanes % 4)

@@ -27,16 +27,18 @@ from dataclasses import dataclass
 from math import e, log2
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, Int64, cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32, cute
 from cutlass.memory import SmemAllocator
 
 from kpipe.runtime.device import (
     barrier,
     cluster,
+    half,
     memory,
     mma,
     operand_blocks,
     pdl,
+    quads,
     reduce,
     scalar,
     warpgroup,
@@ -424,16 +426,25 @@ class SparseDecodeWide:
         lane,
     ):
         """Stores what a CTA that works alone has summed."""
+        group_lane = lane % mma.GROUP_LANES
+        first_tile = warp // wgmma.WARPS * GROUP_TILES
         for side in cutlass.range_constexpr(wide_softmax.SIDES):
             head, target = targets[side]
             place = head - first_head
             mass = stages.masses[place, 1]
             factor = key_scale / mass
-            for tile in cutlass.range_constexpr(GROUP_TILES):
-                first = tile * mma.FRAGMENT + 2 * side
-                values = [total[first] * factor, total[first + 1] * factor]
-                column_tile = warp // wgmma.WARPS * GROUP_TILES + tile
-                self._store(target, head, count, column_tile, values, lane)
+            for tile in cutlass.range_constexpr(0, GROUP_TILES, mma.GROUP_LANES):
+                # Each lane of a quad gets the eight columns of one of four tiles.
+                words = []
+                for place in cutlass.range_constexpr(mma.GROUP_LANES):
+                    first = (tile + place) * mma.FRAGMENT + 2 * side
+                    pair = total[first] * factor, total[first + 1] * factor
+                    words.append(scalar.choose(count > 0, half.pack_bf16(*pair), Uint32(0)))
+                words = quads.transposed(words, group_lane)
+                if head < HEADS:
+                    column_tile = first_tile + tile + group_lane
+                    vector = memory.vector_at(target, column_tile, memory.BF16_VECTOR)
+                    memory.store_words(cute.recast_tensor(vector, Uint32), words)
 
     @cute.jit
     def _send_masses(self, highest, mass, sums: WideSums, split, warp, lane):
