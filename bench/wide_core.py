@@ -78,9 +78,9 @@ class Forms:
         return compile_kernel(module.SparseDecodeWide(**flags), module.operands(), "sm_90a")
 
     def check(self, name: str, rows: int, splits: int) -> None:
-        """Ragged lists, then full ones, against the oracle."""
+        """Ragged lists, full ones, and once rows behind 2^32 bytes, against the oracle."""
         import torch
-        from kernel_cases_sparse import SparseDecodeWideCase
+        from kernel_cases_sparse import EDGES, SparseDecodeWideCase
         from kernels_gpu import run_eager
 
         module = self.modules[name]
@@ -88,7 +88,10 @@ class Forms:
         kernel = self.compiled(module, splits=splits)
         ragged = case.inputs(rows, 1)
         full = case.timed_inputs(rows, 1)[0]
-        for how, given in (("ragged", ragged), ("full", full)):
+        given_by_how = {"ragged": ragged, "full": full}
+        if rows == ROWS[0]:
+            given_by_how["far"] = case.inputs(len(EDGES), 1, far=True)
+        for how, given in given_by_how.items():
             for output in case.outputs:
                 given[output].fill_(torch.nan)
             done = run_eager(kernel, given, case.outputs)
