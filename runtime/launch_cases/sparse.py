@@ -46,6 +46,7 @@ class SparseDecodeCase:
     class_name = "SparseDecode"
     variants = ({}, {"splits": 1}, {"splits": 2}, {"splits": 5}, {"splits": 16})
     queries = (1,)
+    scales_are_powers = False
 
     def __init__(self, module: ModuleType):
         self.module = module
@@ -123,7 +124,8 @@ class SparseDecodeCase:
         m = self.module
         if self.per_tensor:
             return codes(count, m.ROWS.row_bytes)
-        scales = torch.exp2(torch.randn(count, m.KV_LORA // SCALE_GROUP, device=DEVICE) * 2 - 5)
+        exponents = torch.randn(count, m.KV_LORA // SCALE_GROUP, device=DEVICE) * 2 - 5
+        scales = torch.exp2(exponents.round() if self.scales_are_powers else exponents)
         parts = codes(count, m.KV_LORA), scales.view(torch.uint8), noise(count, m.PE)
         return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
 
@@ -177,4 +179,12 @@ class SparseDecodeCase:
         return verdict
 
 
-CASES = {"sparse_decode": SparseDecodeCase}
+class SparseDecodeWideCase(SparseDecodeCase):
+    """The same for tiles of 64 heads; the scales of a cache row are powers of two, as written."""
+
+    class_name = "SparseDecodeWide"
+    variants = ({}, {"splits": 1}, {"splits": 2}, {"splits": 3}, {"splits": 7}, {"splits": 16})
+    scales_are_powers = True
+
+
+CASES = {"sparse_decode": SparseDecodeCase, "sparse_decode_wide": SparseDecodeWideCase}
