@@ -35,6 +35,7 @@ from kpipe.runtime.schedules.memory import lay_out
 
 PLAN, STRESSED, JUDGED = "kpipe.stress/1", "kpipe.stressed/1", "kpipe.stress_judged/1"
 FIRST_US, CROWD_US = 400, 60
+HOLD_US = FIRST_US + 200  # for which the second of two writers keeps what it wrote
 PATTERNS = ("first", "crowd")
 MIN_RULES = 5
 NAME = "k"  # of every stand-in: names would only make more kernels to compile
@@ -52,7 +53,8 @@ class Trial:
     race: str
     pattern: str
     schedule: dict[str, Any]
-    delays: list[list[Any]]
+    delays: list[list[Any]]  # position, early, microseconds in front of the accesses
+    holds: list[list[int]]  # position, microseconds behind the writes, which are then read back
 
     @property
     def id(self) -> str:
@@ -98,9 +100,11 @@ def _trial(
             if action["do"] == "launch" and action["kind"] == "kernel":
                 action["name"] = NAME
     delays = list(_delays(bench, mode, program, first, second, pattern))
-    lay_out(from_json(schedule), {(position, early): us for position, early, us in delays})
+    names = [bench.name(mode, position) for position in range(len(program.launches))]
+    holds = [[names.index(second), HOLD_US]] if kind == "WAW" and second in names else []
+    lay_out(from_json(schedule), {(place, early): us for place, early, us in delays}, dict(holds))
     said = f"{first} before {second}, {buffer}, {kind}"
-    return Trial(rule, number, side, mode, verdict, said, pattern, schedule, delays)
+    return Trial(rule, number, side, mode, verdict, said, pattern, schedule, delays, holds)
 
 
 def _delays(

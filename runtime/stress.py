@@ -33,17 +33,17 @@ def _stress(options: argparse.Namespace) -> int:
     plan = read_document(options.plan, PLAN)
     trials = [(trial, *_ready(trial)) for trial in plan["trials"]]
     if options.dry_run:
-        for _, schedule, delays in trials:
-            lay_out(schedule, delays)
-        count = execute.check_kernels([schedule for _, schedule, _ in trials], DRY_ARCH)
+        for _, schedule, delays, holds in trials:
+            lay_out(schedule, delays, holds)
+        count = execute.check_kernels([schedule for _, schedule, *_ in trials], DRY_ARCH)
         print(f"{len(trials)} trials, {count} kernels compiled for {DRY_ARCH}")
         return FINE
     from kpipe.runtime.host.machine import described
 
     machine = execute.Machine()
     results = []
-    for trial, schedule, delays in trials:
-        seen = machine.run(schedule, options.repetitions or REPETITIONS, delays)
+    for trial, schedule, delays, holds in trials:
+        seen = machine.run(schedule, options.repetitions or REPETITIONS, delays, holds)
         results.append(
             {
                 "id": trial["id"],
@@ -58,9 +58,11 @@ def _stress(options: argparse.Namespace) -> int:
     return FINE
 
 
-def _ready(trial: Mapping[str, Any]) -> tuple[Schedule, dict[tuple[int, bool], int]]:
+def _ready(
+    trial: Mapping[str, Any],
+) -> tuple[Schedule, dict[tuple[int, bool], int], dict[int, int]]:
     delays = {(position, early): us for position, early, us in trial["delays"]}
-    return from_json(trial["schedule"]), delays
+    return from_json(trial["schedule"]), delays, dict(trial["holds"])
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -92,12 +93,13 @@ class Machine:
         schedule: Schedule,
         repetitions: int,
         delays: Mapping[tuple[int, bool], int],
+        holds: Mapping[int, int] = MappingProxyType({}),
     ) -> Seen:
         """Run a schedule that often.
 
         Raises ValueError for what `lay_out` refuses, DriverError for what the driver refuses.
         """
-        running = Running(self, schedule, lay_out(schedule, delays))
+        running = Running(self, schedule, lay_out(schedule, delays, holds))
         try:
             return running.repeat(repetitions)
         finally:

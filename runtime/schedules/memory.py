@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kpipe.runtime.schedules.form import Launch, Schedule, Touch
 from kpipe.runtime.schedules.work import NOTHING, READ, WRITE, Row, row, sleep
@@ -63,19 +64,30 @@ class Layout:
     finals: tuple[Final, ...]
 
 
-def lay_out(schedule: Schedule, delays: Mapping[tuple[int, bool], int]) -> Layout:
+def lay_out(
+    schedule: Schedule,
+    delays: Mapping[tuple[int, bool], int],
+    holds: Mapping[int, int] = MappingProxyType({}),
+) -> Layout:
     """The layout; `delays` are microseconds in front of a launch's accesses, by (position, early).
 
-    Raises ValueError for a launch that cannot be stood in for: a copy that is delayed or has
-    several accesses, a box outside its buffer.
+    A launch in `holds` sleeps that long behind its last write and reads back what it wrote, as it
+    would in a workspace.  Raises ValueError for a launch that cannot be stood in for: a copy that
+    is delayed or has several accesses, a box outside its buffer.
     """
-    return _Layout(schedule, delays).made()
+    return _Layout(schedule, delays, holds).made()
 
 
 class _Layout:
-    def __init__(self, schedule: Schedule, delays: Mapping[tuple[int, bool], int]) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        delays: Mapping[tuple[int, bool], int],
+        holds: Mapping[int, int],
+    ) -> None:
         self.schedule = schedule
         self.delays = delays
+        self.kept = holds
         self.starts: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
         self.size = PAGE  # words that nobody looks at: copies without an access use them
@@ -101,7 +113,8 @@ class _Layout:
         for position, launch in enumerate(self.schedule.launches):
             if launch.kind == "kernel":
                 early = self._phase(position, launch, True)
-                work[position] = early, self._phase(position, launch, False)
+                body = (*self._phase(position, launch, False), *self._back(position, launch))
+                work[position] = early or (row(NOTHING),), body or (row(NOTHING),)
             else:
                 copies[position] = self._copy(position, launch)
         for buffer, pieces in self.holds.items():
@@ -126,7 +139,14 @@ class _Layout:
         for touch in touches:
             if touch.write and not touch.zero:
                 rows.append(self._write(touch, position + 1))
-        return tuple(rows) or (row(NOTHING),)
+        return tuple(rows)
+
+    def _back(self, position: int, launch: Launch) -> tuple[Row, ...]:
+        written = [touch for touch in launch.touches if touch.write and not touch.zero]
+        if position not in self.kept or not written:
+            return ()
+        back = (self._read(position, touch, position + 1) for touch in written)
+        return (sleep(self.kept[position]), *back)
 
     def _span(self, touch: Touch) -> tuple[int, int]:
         size = self.sizes[touch.buffer]
