@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_gpu import FakeMachine, fake_gpu
+from fake_gpu import FakeMachine
 
 from kpipe.runtime import probe
 from kpipe.runtime.host.driver import Driver, DriverError
@@ -16,17 +16,8 @@ from kpipe.runtime.schedules.form import Launch, Schedule, Segment, Touch, as_js
 from kpipe.runtime.schedules.memory import lay_out, long_launches
 from kpipe.runtime.schedules.rows import EXPERIMENTS, Experiment
 
-MACHINE = {"gpu": "fake", "arch": "sm_90", "driver": "1.2", "versions": {}}
 
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch):
-    with fake_gpu(monkeypatch) as made:
-        yield made
-
-
-def observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> dict:
-    monkeypatch.setattr("kpipe.runtime.host.machine.described", lambda: MACHINE)
+def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> dict:
     out = tmp_path / "observed.json"
     options = probe._options(["--out", str(out), "--repetitions", "2", *words])
     assert trial_file.main(options, probe._probe) == 0
@@ -109,7 +100,7 @@ def test_probe_writes_experiments_and_graph_trials(
     machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(probe, "EXPERIMENTS", [one for one in EXPERIMENTS if not one.words])
-    document = observed(tmp_path, monkeypatch)
+    document = probed(tmp_path, monkeypatch)
     assert document["schema"] == "kpipe.observed/1" and document["gpu"] == "fake"
     assert all(item["stale"] == item["early"] == 0 for item in document["experiments"])
     trials = {trial["sentence"]: trial for trial in document["graph_trials"]}
@@ -126,7 +117,7 @@ def test_a_trial_that_the_driver_refuses_does_not_end_the_probe(
 ):
     monkeypatch.setattr(probe, "EXPERIMENTS", [])
     machine.library.fail = "cuGraphAddChildGraphNode"
-    trials = observed(tmp_path, monkeypatch)["graph_trials"]
+    trials = probed(tmp_path, monkeypatch)["graph_trials"]
     assert trials[0]["update"].startswith("refused: cuGraphAddChildGraphNode: a made-up error")
     assert trials[4]["update"] == "refused: topology changed"
 
