@@ -107,6 +107,14 @@ class Driver:
             raise DriverError(f"cuStreamGetCaptureInfo_v3: no capture here (status {status.value})")
         return CaptureState(graph.value or 0, tuple(front[i] or 0 for i in range(count.value)))
 
+    def newest(self, stream: int) -> int:
+        """The node that the last call on a capturing stream made.  DriverError where several
+        nodes or none stand in front of the stream's next node."""
+        front = self.capture_state(stream).front
+        if len(front) != 1:
+            raise DriverError(f"{len(front)} nodes in front of the stream's next node, not one")
+        return front[0]
+
     def depend_on(self, stream: int, node: int) -> None:
         """The stream's next node depends on `node` alone."""
         nodes = (c_void_p * 1)(node)
@@ -183,14 +191,15 @@ class Driver:
         return kind.value
 
     def kernel_name(self, node: int) -> str:
-        """The function's name of a kernel node, as the compiler spelled it."""
+        """The function's name of a kernel node, as the compiler spelled it; empty where the
+        driver has none for it."""
         parameters, name = KernelParams(), c_char_p()
         self.call("cuGraphKernelNodeGetParams_v2", c_void_p(node), byref(parameters))
-        if parameters.func:
-            self.call("cuFuncGetName", byref(name), c_void_p(parameters.func))
-        else:
-            self.call("cuKernelGetName", byref(name), c_void_p(parameters.kern))
-        return (name.value or b"").decode()
+        handles = ("cuFuncGetName", parameters.func), ("cuKernelGetName", parameters.kern)
+        for function, handle in handles:
+            if handle and not self._status(function, byref(name), c_void_p(handle)) and name.value:
+                return name.value.decode()
+        return ""
 
     # -- events and copies ------------------------------------------------------------------
 

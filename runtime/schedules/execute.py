@@ -264,8 +264,7 @@ class Running:
                 issue()
                 if isinstance(action, Launch):
                     stream = self.machine.stream(action.stream).cuda_stream
-                    (node,) = self.driver.capture_state(stream).front
-                    made[node] = position
+                    made[self.driver.newest(stream)] = position
                     position += 1
             for stream in others:
                 self._join(stream, origin)

@@ -80,7 +80,7 @@ class _Child(Running):
                     driver.depend_on(stream, driver.add_child(state.graph, state.front, child))
                 else:
                     self.launchers[position]()
-                made[driver.capture_state(stream).front[0]] = position
+                made[driver.newest(stream)] = position
         finally:
             graph = driver.end_capture(stream)
             self.graphs.append((graph, 0))

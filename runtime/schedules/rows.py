@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from kpipe.runtime.schedules.form import Action, Launch, Record, Schedule, Segment, Touch, Wait
 
-LATE_US = 200
+LATE_US = 300
 STREAMS = ("main", "side", "third")
 FIRST, LAST = "A", "C"
 HUGE, HUGE_CTAS = 1 << 24, 528  # 64 MB

@@ -32,7 +32,7 @@ def read_document(path: Path, schema: str) -> dict[str, Any]:
 def write_document(path: Path, data: dict[str, Any]) -> None:
     """Write a document; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    path.write_text(json.dumps(data) + "\n")
 
 
 def parser(program: str, doc: str, plan: bool) -> argparse.ArgumentParser:
