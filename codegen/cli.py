@@ -269,6 +269,50 @@ def bench(arguments: tuple[str, ...]) -> int:
     return _run_runtime("bench", arguments)
 
 
+@main.command("verify-capture")
+@click.argument("spec", type=click.Path())
+@click.option("--plan", metavar="FILE", type=click.Path(), help="Write what is to be captured.")
+@click.option("--captured", metavar="FILE", type=click.Path(), help="Judge what was captured.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@common_options
+def verify_capture(spec: str, plan: str | None, captured: str | None, form: str, color: str) -> int:
+    """Compare predicted CUDA graphs with captured ones.
+
+    Three steps: --plan here, `python -m kpipe.runtime.verify_capture` on the machine with the
+    GPU, --captured here. Exit 1 where a node or an edge differs.
+    """
+    from kpipe.codegen.commands.verify_capture import run
+
+    return run(spec, plan, captured, form, color)
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.option("--apply", "observed", metavar="FILE", type=click.Path(), help="Judge observations.")
+@click.option(
+    "--table", metavar="FILE", type=click.Path(), help="Where the table goes [ARCH-DRIVER.json]."
+)
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[--out FILE]")
+@common_options
+def probe(
+    observed: str | None, table: str | None, form: str, arguments: tuple[str, ...], color: str
+) -> int:
+    """Measure PDL, events and graphs on this machine's GPU.
+
+    With --out FILE the observations are made here. With --apply FILE they become the table of
+    semantics that findings cite; refused where a documented order was seen broken.
+    """
+    if observed is None:
+        return _run_runtime("probe", arguments)
+    from kpipe.codegen.commands.probe import run
+
+    return run(observed, table, form, color)
+
+
 def _run_runtime(module: str, arguments: tuple[str, ...]) -> int:
     """A module of the runtime in its own process: the generator never loads it, nor torch."""
     import subprocess

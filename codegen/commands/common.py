@@ -21,7 +21,10 @@ from kpipe.codegen.diagnostics import (
 
 # Findings that mean "this could not be read", told apart from "this is wrong".
 UNREADABLE = frozenset(
-    ["KP100", "KP105", "KP106", "KP107", "KP801", "KP802", "KP804", "KP808", "KP809"]
+    [
+        *("KP100", "KP105", "KP106", "KP107", "KP801", "KP802", "KP804", "KP808", "KP809"),
+        "KP820",
+    ]
 )
 PROGRESS_AFTER = 2.0  # seconds
 WIDTH = 110  # of what is printed for people

@@ -41,6 +41,28 @@ def build_plan(resolved: Resolved, report: Report, only: str = "") -> PipelinePl
     return assemble(resolved, tuple(plans), tuple(fallbacks), report)
 
 
+def build_mode(resolved: Resolved, mode: str) -> PipelinePlan | None:
+    """The plan in which every step that can take `mode` takes it; the others are left out.
+
+    A mode that no step selects need not be complete for all rows: an op that a variant chooses
+    there may lack what it reads.  None where no step can take it.
+    """
+    table = _mode_table(resolved, Report(resolved.source))
+    plans: list[StepPlan] = []
+    if not _illegal(resolved, mode):
+        for arch, q, rows in (
+            (arch, q, rows)
+            for arch in resolved.targets
+            for q, counts in resolved.rows.items()
+            for rows in counts
+        ):
+            report, cell = Report(resolved.source), table.at(arch, q, rows)
+            if cell is not None:
+                plan = plan_step(resolved, arch, q, rows, resolved.modes[mode], cell, report)
+                plans += [] if report.found else [replace(plan, rows=rows)]
+    return assemble(resolved, tuple(plans), (), Report(resolved.source)) if plans else None
+
+
 def _mode_at(
     resolved: Resolved,
     cell: Cell,

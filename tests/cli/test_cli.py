@@ -43,12 +43,12 @@ def test_help_lists_every_exit_code() -> None:
 def test_help_puts_the_daily_verbs_first() -> None:
     text = run("--help").stdout
     first, rest = text.partition("More commands:")[::2]
-    assert re.findall(r"^  ([a-z]+) ", first.partition("Commands:")[2], re.MULTILINE) == [
+    assert re.findall(r"^  ([a-z-]+) ", first.partition("Commands:")[2], re.MULTILINE) == [
         "check",
         "generate",
         "plan",
     ]
-    assert re.findall(r"^  ([a-z]+) ", rest.partition("Exit")[0], re.MULTILINE) == sorted(
+    assert re.findall(r"^  ([a-z-]+) ", rest.partition("Exit")[0], re.MULTILINE) == sorted(
         set(cli.main.commands) - set(cli.DAILY)
     )
 
