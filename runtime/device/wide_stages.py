@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cutlass import Float32, Int64, Uint8, cute
+from cutlass import Float32, Uint8, cute
 from cutlass.memory import SmemAllocator
 
 from . import barrier, memory, operand_blocks
@@ -46,11 +46,11 @@ class Stages:
     head_scales: cute.Tensor
     moves: cute.Tensor
     masses: cute.Tensor
-    ready: cute.Tensor
-    free: cute.Tensor
-    scored: cute.Tensor
-    asked: cute.Tensor
-    done: cute.Tensor
+    ready: cute.Pointer
+    free: cute.Pointer
+    scored: cute.Pointer
+    asked: cute.Pointer
+    done: cute.Pointer
 
     @classmethod
     def allocate(cls, shared: SmemAllocator, blocks: int) -> Stages:
@@ -64,20 +64,20 @@ class Stages:
             head_scales=memory.allocate(shared, Float32, _HEADS),
             moves=memory.allocate(shared, Float32, _HEADS),
             masses=memory.allocate(shared, Float32, _HEADS, 3),
-            ready=memory.allocate(shared, Int64, COUNT),
-            free=memory.allocate(shared, Int64, COUNT),
-            scored=memory.allocate(shared, Int64, 1, align=barrier.BYTES),
-            asked=memory.allocate(shared, Int64, 1, align=barrier.BYTES),
-            done=memory.allocate(shared, Int64, 1, align=barrier.BYTES),
+            ready=barrier.allocate(shared, COUNT),
+            free=barrier.allocate(shared, COUNT),
+            scored=barrier.allocate(shared, 1),
+            asked=barrier.allocate(shared, 1),
+            done=barrier.allocate(shared, 1),
         )
 
     def initialise(self, gather_warps: int, score_warps: int, value_warps: int) -> None:
         """Sets up the barriers, an arrival a warp; one thread, a CTA barrier follows."""
-        barrier.make_ready(self.ready.iterator, COUNT, gather_warps)
-        barrier.make_ready(self.free.iterator, COUNT, value_warps)
-        barrier.make_one_ready(self.scored.iterator, score_warps)
-        barrier.make_one_ready(self.asked.iterator, value_warps)
-        barrier.make_one_ready(self.done.iterator, score_warps)
+        barrier.make_ready(self.ready, COUNT, gather_warps)
+        barrier.make_ready(self.free, COUNT, value_warps)
+        barrier.make_ready(self.scored, 1, score_warps)
+        barrier.make_ready(self.asked, 1, value_warps)
+        barrier.make_ready(self.done, 1, score_warps)
         barrier.fence_ready()
 
     def address(self, block):
@@ -104,12 +104,12 @@ class Stages:
 
     def wait_ready(self, group) -> None:
         """Until the keys of a group lie in its stage."""
-        barrier.wait(self.ready.iterator + group % COUNT, group // COUNT % 2)
+        barrier.wait(self.ready + group % COUNT, group // COUNT % 2)
 
     def wait_scored(self, group) -> None:
         """Until the weights of a group are there."""
-        barrier.wait(self.scored.iterator, group % 2)
+        barrier.wait(self.scored, group % 2)
 
     def wait_free(self, group) -> None:
         """Until stage and weights of a group have been given back."""
-        barrier.wait(self.free.iterator + group % COUNT, group // COUNT % 2)
+        barrier.wait(self.free + group % COUNT, group // COUNT % 2)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass
-from cutlass import Float32, Int64, cute
+from cutlass import Float32, cute
 from cutlass.memory import SmemAllocator
 
-from . import barrier, cluster, memory, mma, reduce, wgmma
+from . import barrier, inbox, mma, reduce, wgmma
 
 HEADS = wgmma.ROWS
 TILE = mma.TILE_N
@@ -51,7 +51,7 @@ class WideSums:
     splits: int
     sums: cute.Tensor
     masses: cute.Tensor
-    arrived: cute.Tensor
+    arrived: cute.Pointer
 
     @classmethod
     def over(
@@ -70,7 +70,7 @@ class WideSums:
             splits=splits,
             sums=_row_major(sums, shape),
             masses=_row_major(masses, (splits, HEADS, 2)),
-            arrived=memory.allocate(shared, Int64, 1, align=barrier.BYTES),
+            arrived=barrier.allocate(shared, 1),
         )
 
     @property
@@ -85,27 +85,27 @@ class WideSums:
     def expect(self, rank) -> None:
         """Sets up the barrier of CTA `rank`; one thread calls it ahead of the cluster's barrier."""
         present = cutlass.max(self.present(rank), 0)
-        barrier.make_one_ready(self.arrived.iterator, 1)
-        barrier.fence_ready()
         size = present * (TILE_BYTES * self.splits) + mass_bytes(self.splits)
-        barrier.expect(self.arrived.iterator, size)
+        inbox.open_inbox(self.arrived, size)
 
     def wait(self) -> None:
         """Returns once all that this CTA merges has arrived."""
-        barrier.wait(self.arrived.iterator, 0)
+        inbox.receive(self.arrived)
 
     def send_fragment(self, values: list[Float32], rank, tile, warp, lane) -> None:
         """Sends this CTA's (`rank`) sums of a tile that the lane holds to the tile's owner."""
-        place = self.sums[rank, tile % self.owned, warp, lane, None].iterator
+        place = self.sums[rank, tile % self.owned, warp, lane, None]
         self._send(place, values, tile // self.owned)
 
     def send_mass(self, highest: Float32, mass: Float32, rank, head, target) -> None:
         """Sends the maximum and mass of this CTA's (`rank`) weights of a head to a CTA."""
-        self._send(self.masses[rank, head, None].iterator, [highest, mass], target)
+        self._send(self.masses[rank, head, None], [highest, mass], target)
 
-    def _send(self, place, values: list[Float32], target) -> None:
-        counter = cluster.address_in(self.arrived.iterator, target)
-        cluster.send(cluster.address_in(place, target), values, counter)
+    def _send(self, place: cute.Tensor, values: list[Float32], target) -> None:
+        vector = cute.make_rmem_tensor((len(values),), Float32)
+        for index, value in enumerate(values):
+            vector[index] = value
+        inbox.send(vector.load(), place, self.arrived, target)
 
     def shares(self, head) -> tuple[list[Float32], Float32, Float32]:
         """(factor a CTA, mass, maximum) of a head over all CTAs; every CTA's have arrived.

@@ -259,9 +259,7 @@ class SparseDecodeWide:
             source = heads[head, None].iterator
             ROWS.convert_query(source, stages.query, place, row_lane, stages.head_scales)
         warpgroup.fence_operand()
-        cute.arch.sync_warp()
-        if lane == 0:
-            barrier.arrive(stages.asked.iterator)
+        barrier.arrive_as_warp(stages.asked)
 
     @cute.jit
     def _gather(
@@ -311,9 +309,7 @@ class SparseDecodeWide:
                         stages.scales_of(order),
                     )
                 warpgroup.fence_operand()
-                cute.arch.sync_warp()
-                if lane == 0:
-                    barrier.arrive(stages.ready.iterator + order % STAGES)
+                barrier.arrive_as_warp(stages.ready + order % STAGES)
 
     @cute.jit
     def _score(self, count, split, scale: Float32, stages: Stages, warp, lane):
@@ -326,7 +322,7 @@ class SparseDecodeWide:
         top.fill(-Float32.inf)
         mass.fill(0.0)
         references.fill(-Float32.inf)
-        barrier.wait(stages.asked.iterator, 0)
+        barrier.wait(stages.asked, 0)
         query = operand_blocks.descriptor(stages.query)
         for order in cutlass.range(self._groups(count, split), unroll=1):
             stages.wait_ready(order)
@@ -344,9 +340,7 @@ class SparseDecodeWide:
                 for side in cutlass.range_constexpr(wide_softmax.SIDES):
                     stages.moves[row + side * mma.HALF_M] = moves[side]
             warpgroup.fence_operand()
-            cute.arch.sync_warp()
-            if lane == 0:
-                barrier.arrive(stages.scored.iterator)
+            barrier.arrive_as_warp(stages.scored)
         for side in cutlass.range_constexpr(wide_softmax.SIDES):
             mass[side] = reduce.lanes_sum(mass[side], mma.GROUP_LANES)
             # Before the first key both are -inf.
@@ -355,9 +349,7 @@ class SparseDecodeWide:
             if group_lane == 0:
                 for place, value in enumerate((top[side], mass[side], last)):
                     stages.masses[row + side * mma.HALF_M, place] = value
-        cute.arch.sync_warp()
-        if lane == 0:
-            barrier.arrive(stages.done.iterator)
+        barrier.arrive_as_warp(stages.done)
         return top, mass
 
     @cute.jit
@@ -377,10 +369,8 @@ class SparseDecodeWide:
                 self._multiply(total, moves)
             values = operand_blocks.descriptor(stages.keys(order) + first_block)
             self._add(total, weights, values)
-            cute.arch.sync_warp()
-            if lane == 0:
-                barrier.arrive(stages.free.iterator + order % STAGES)
-        barrier.wait(stages.done.iterator, 0)
+            barrier.arrive_as_warp(stages.free + order % STAGES)
+        barrier.wait(stages.done, 0)
         if cutlass.const_expr(not ROWS.tensor_scaled):
             self._multiply(total, [stages.masses[row + s * mma.HALF_M, 2] for s in range(2)])
         return total
