@@ -125,7 +125,10 @@ def _delays(
 def plan(path: Path) -> int:
     """Write the plan for the GPU's machine."""
     found, left_out = trials()
-    listed = [{"id": one.id, "schedule": one.schedule, "delays": one.delays} for one in found]
+    listed = [
+        {"id": one.id, "schedule": one.schedule, "delays": one.delays, "holds": one.holds}
+        for one in found
+    ]
     path.write_text(json.dumps({"schema": PLAN, "trials": listed}) + "\n")
     print(f"{path}: {len(found)} trials", file=sys.stderr)
     for name, why in left_out.items():

@@ -191,3 +191,29 @@ def test_what_cannot_be_laid_out():
         lay_out(
             Schedule((Segment((Launch(0, "k", touches=(Touch("x", True),)),)),)), {(0, False): 2001}
         )
+
+
+def test_the_words_of_a_chain():
+    schedule = Experiment("x", "A(some); B(pdl wait late); side D(trig); C(pdl wait)").schedule(
+        "eager"
+    )
+    x, looked = Touch("x", write=True), Touch("x", write=False)
+    assert schedule.launches == (
+        Launch(0, "A", trigger="some", touches=(x,), ctas=4),
+        Launch(0, "B", pdl=True, waits=True, trigger="after_wait"),
+        Launch(1, "D", trigger="early"),
+        Launch(0, "C", pdl=True, waits=True, touches=(Touch("x", False, early=True), looked)),
+    )
+
+
+def test_a_read_across_what_two_writers_left():
+    """Words 0-7 are nobody's, 8-15 the second's, 16-31 the first's; all of them are looked at."""
+    first = Launch(0, "a", touches=(Touch("x", True, first=8, end=32),))
+    second = Launch(0, "b", touches=(Touch("x", True, first=8, end=16),))
+    reader = Launch(0, "c", touches=(Touch("x", False, first=4, end=20),))
+    layout = lay_out(Schedule((Segment((first, second, reader)),)), {})
+    start = layout.finals[0].first
+    rows = [(kind, at - start, count, value) for kind, at, count, value, *_ in layout.work[2][1]]
+    assert rows == [(1, 4, 4, 0), (1, 8, 8, 2), (1, 16, 4, 1)]
+    spans = [(one.first - start, one.end - start, one.value) for one in layout.finals]
+    assert spans == [(0, 8, 0), (8, 16, 2), (16, 32, 1), (32, 64, 0)]

@@ -9,10 +9,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from fake_gpu import FakeMachine
 from timed import wrong_values
 
 from kpipe.codegen.proof.program import Access, Kernel, Launch, Program, Segment
 from kpipe.codegen.proof.schedule_form import decode, encode
+from kpipe.runtime import stress as stress_run
+from kpipe.runtime.schedules import trial_file
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -106,3 +109,19 @@ def test_the_form_keeps_what_the_checker_looks_at() -> None:
         encode(Program((Segment((Launch(0, square),)),)), touches=True)
     with pytest.raises(ValueError, match="schema 'other' is not kpipe.schedule/1"):
         decode({"schema": "other"})
+
+
+def test_the_plan_runs_and_only_dirt_shows_in_order(
+    stress: ModuleType, machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plan, run and judge together: where all happens in order, only what no order repairs."""
+    wanted = [one for one in stress.trials()[0] if one.file == "1"]
+    monkeypatch.setattr(stress, "trials", lambda: (wanted, {}))
+    plan, out = tmp_path / "plan.json", tmp_path / "stressed.json"
+    assert stress.plan(plan) == 0
+    words = ["--plan", str(plan), "--out", str(out), "--repetitions", "2"]
+    options = trial_file.parser("stress", "", plan=True).parse_args(words)
+    assert trial_file.main(options, stress_run._stress) == 0
+    tallies, broken, _ = stress.judge(json.loads(out.read_text())["results"])
+    assert {rule for rule, one in tallies.items() if one.racy_wrong} == {"KP605_must_be_zero"}
+    assert broken == [] and stress.judge_file(out, None) == 1  # one rule is not five
