@@ -103,6 +103,7 @@ class Forms:
         if rows == ROWS[0]:
             given_by_how["far"] = case.inputs(len(EDGES), 1, far=True)
         for how, given in given_by_how.items():
+            print(f"{name} rows {rows} splits {splits} {how}: ", end="", flush=True)
             for output in case.outputs:
                 given[output].fill_(torch.nan)
             done = run_eager(kernel, given, case.outputs)
@@ -122,7 +123,6 @@ class Forms:
                     "wrong": verdict.wrong,
                 }
             )
-            print(f"{name} rows {rows} splits {splits} {how}: ", end="")
             share = verdict.error / verdict.bound if verdict.bound else 0.0
             print(verdict.wrong or f"ok, {share:.3f} of the bound", flush=True)
 
