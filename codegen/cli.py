@@ -221,6 +221,40 @@ def why(
 
 
 @main.command()
+@click.argument("name", metavar="STAGE")
+@click.argument("spec", required=False, type=click.Path())
+@click.option("--rows", type=int, metavar="N", help="Steps of this row count.")
+@click.option("--q", "q", type=int, metavar="N", help="Steps of this query length.")
+@click.option("--arch", metavar="A", help="Architecture [default: the first target].")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@click.option("--yaml", "number", type=int, metavar="N", help="Print schedule N as a mode.")
+@click.option("--all", "every", is_flag=True, help="List every schedule and every rule.")
+@common_options
+def modes(
+    name: str,
+    spec: str | None,
+    rows: int | None,
+    q: int | None,
+    arch: str | None,
+    form: str,
+    number: int | None,
+    every: bool,
+    color: str,
+) -> int:
+    """List every legal place of a STAGE (or op), and what blocks the others.
+
+    Its ops are moved to each position of each stream, and to a side stream with each fork and
+    join, in the mode that the table selects. Each schedule is planned and proved in memory and
+    listed with its predicted gain.
+    """
+    from kpipe.codegen.commands.modes import run
+
+    return run(name, spec, rows, q, arch, form, number, every, color)
+
+
+@main.command()
 @click.argument("code")
 @common_options
 def explain(code: str, color: str) -> int:

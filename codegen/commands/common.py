@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -137,22 +138,29 @@ def aligned(rows: Iterable[tuple[str, ...]], indent: str = "") -> list[str]:
 
 
 class Progress:
-    """A counter on a terminal's stderr, for runs that take longer than two seconds."""
+    """A bar on a terminal's stderr, for runs that take longer than two seconds."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int = 0) -> None:
         self.total = total
         self.started = time.monotonic()
-        self.shown = False
+        self.bar: Any = None
 
-    def step(self, number: int, name: str) -> None:
-        """Say which item is being worked on."""
-        if sys.stderr.isatty() and time.monotonic() - self.started > PROGRESS_AFTER:
-            sys.stderr.write(f"\r\x1b[K{number}/{self.total}  {name}")
-            sys.stderr.flush()
-            self.shown = True
+    def step(self, number: int, name: str, total: int = 0) -> None:
+        """Say which item is being worked on, of how many."""
+        if self.bar is None:
+            if not sys.stderr.isatty() or time.monotonic() - self.started <= PROGRESS_AFTER:
+                return
+            from rich.console import Console  # lazily: most runs are over before
+            from rich.progress import Progress as Bar
+
+            self.bar = Bar(console=Console(stderr=True), transient=True)
+            self.bar.add_task("")
+            self.bar.start()
+        task = self.bar.task_ids[0]
+        of = total or self.total
+        self.bar.update(task, completed=number, total=of, description=f"{number}/{of}  {name}")
 
     def close(self) -> None:
-        """Wipe the line."""
-        if self.shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        """Wipe the bar."""
+        if self.bar is not None:
+            self.bar.stop()
