@@ -286,6 +286,22 @@ def schema(out: str | None, color: str) -> int:
     return run(out)
 
 
+@main.command()
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
+@click.option("--from", "source", metavar="NAME", default="dsa_tp", show_default=True)
+@click.option("--keep", "there", flag_value="keep", help="Keep files that are there already.")
+@click.option("--force", "there", flag_value="force", help="Overwrite files that are there.")
+@common_options
+def new(folder: str, source: str, there: str | None, color: str) -> int:
+    """Start a project in DIR from a shipped pipeline, with settings, hooks, editor and CI.
+
+    Where a file would be overwritten nothing is written, unless --keep or --force says what to do.
+    """
+    from kpipe.codegen.commands.new import run
+
+    return run(folder, source, there or "refuse")
+
+
 _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
