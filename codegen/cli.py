@@ -266,7 +266,11 @@ def explain(code: str, color: str) -> int:
 
 @main.command()
 @click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "markdown"]),
+    default="text",
+    show_default=True,
 )
 @common_options
 def rules(form: str, color: str) -> int:
@@ -278,12 +282,15 @@ def rules(form: str, color: str) -> int:
 
 @main.command()
 @click.option("--out", metavar="DIR", type=click.Path(), help="Write the two files there.")
+@click.option(
+    "--format", "form", type=click.Choice(["json", "markdown"]), default="json", show_default=True
+)
 @common_options
-def schema(out: str | None, color: str) -> int:
-    """Print or export the JSON schemas (draft-07) for editors."""
+def schema(out: str | None, form: str, color: str) -> int:
+    """Print or export the JSON schemas (draft-07) for editors, or the reference of all keys."""
     from kpipe.codegen.commands.schema import run
 
-    return run(out)
+    return run(out, form)
 
 
 @main.command()
