@@ -243,11 +243,11 @@ def modes(
     every: bool,
     color: str,
 ) -> int:
-    """List every legal place of a STAGE (or op), and what blocks the others.
+    """List every legal place of a stage or op.
 
     Its ops are moved to each position of each stream, and to a side stream with each fork and
     join, in the mode that the table selects. Each schedule is planned and proved in memory and
-    listed with its predicted gain.
+    listed with its predicted gain; the other places stand under the rule that blocks them.
     """
     from kpipe.codegen.commands.modes import run
 
@@ -287,7 +287,10 @@ def rules(form: str, color: str) -> int:
 )
 @common_options
 def schema(out: str | None, form: str, color: str) -> int:
-    """Print or export the JSON schemas (draft-07) for editors, or the reference of all keys."""
+    """Print or export the JSON schemas for editors (draft-07).
+
+    As Markdown: a reference of every key.
+    """
     from kpipe.codegen.commands.schema import run
 
     return run(out, form)
@@ -300,9 +303,10 @@ def schema(out: str | None, form: str, color: str) -> int:
 @click.option("--force", "there", flag_value="force", help="Overwrite files that are there.")
 @common_options
 def new(folder: str, source: str, there: str | None, color: str) -> int:
-    """Start a project in DIR from a shipped pipeline, with settings, hooks, editor and CI.
+    """Start a project in DIR from a shipped pipeline.
 
-    Where a file would be overwritten nothing is written, unless --keep or --force says what to do.
+    With settings, hooks, editor and CI. Where a file would be overwritten nothing is written,
+    unless --keep or --force says what to do.
     """
     from kpipe.codegen.commands.new import run
 
