@@ -13,7 +13,7 @@ _OWN = Path(__file__).parent / "files"
 _PIPELINES = SHIPPED / "pipelines"
 SETTINGS = "pyproject.toml"
 _PLACES = {  # path in the project -> name in files/
-    SETTINGS: "pyproject.toml",
+    SETTINGS: "settings.toml",
     "README.md": "README.md",
     "templates/README.md": "templates-README.md",
     ".gitattributes": "gitattributes",

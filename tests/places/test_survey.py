@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kpipe.codegen.diagnostics import SpecError
+import kpipe.codegen.places.survey as survey_module
+from kpipe.codegen.diagnostics import Diagnostic, Span, SpecError
 from kpipe.codegen.places.describe import describe_yaml
 from kpipe.codegen.places.survey import Survey, survey
 from kpipe.codegen.places.words import words_of
@@ -15,6 +17,7 @@ from kpipe.codegen.plan.api import plan_pipeline, resolve_spec
 from kpipe.codegen.plan.describe import matching_steps
 from kpipe.codegen.plan.model import PipelinePlan
 from kpipe.codegen.proof.api import prove_pipeline
+from kpipe.codegen.repair.trial import Outcome
 
 BASE = Path(__file__).resolve().parents[1] / "cases" / "_base"
 MAIN = ["packed_gemm", "query_norm", "index_gemm", "dsa_index", "index_scores", "topk_select"]
@@ -180,3 +183,24 @@ def test_a_mode_that_is_refused_is_not_surveyed(spec: Path) -> None:
     with pytest.raises(SpecError) as raised:
         surveyed(spec, "query")
     assert {finding.code for finding in raised.value.diagnostics} == {"KP201"}
+
+
+def test_an_unsafe_protocol_is_told_by_its_own_finding(
+    spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial only learns that some word is lost; which one comes from the explorer."""
+    unsafe = Diagnostic("KP702", "a mailbox protocol is not safe", None)
+    told = Diagnostic("KP702", "mode `fork`: rank 0 loses a word", Span("base.yaml", 1, 1, 1, 2))
+    trial = survey_module.proved_outcome
+
+    def moved_to_main(pipeline: PipelinePlan, asked: tuple) -> Outcome:
+        outcome = trial(pipeline, asked)
+        return outcome if len(asked[0].streams) > 1 else replace(outcome, found=(unsafe,))
+
+    monkeypatch.setattr(survey_module, "proved_outcome", moved_to_main)
+    monkeypatch.setattr(survey_module, "mailbox_findings", lambda pipeline: [told])
+    found, _ = surveyed(spec, "mla_query")
+    block = next(block for block in found.blocked if block.code == "KP702")
+    assert block.sentences == ("rank 0 loses a word",)
+    assert block.alone == block.places != ()
+    assert all(len(place.layout.streams) == 1 for place in block.places)
