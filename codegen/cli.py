@@ -221,6 +221,40 @@ def why(
 
 
 @main.command()
+@click.argument("name", metavar="STAGE")
+@click.argument("spec", required=False, type=click.Path())
+@click.option("--rows", type=int, metavar="N", help="Steps of this row count.")
+@click.option("--q", "q", type=int, metavar="N", help="Steps of this query length.")
+@click.option("--arch", metavar="A", help="Architecture [default: the first target].")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@click.option("--yaml", "number", type=int, metavar="N", help="Print schedule N as a mode.")
+@click.option("--all", "every", is_flag=True, help="List every schedule and every rule.")
+@common_options
+def modes(
+    name: str,
+    spec: str | None,
+    rows: int | None,
+    q: int | None,
+    arch: str | None,
+    form: str,
+    number: int | None,
+    every: bool,
+    color: str,
+) -> int:
+    """List every legal place of a stage or op.
+
+    Its ops are moved to each position of each stream, and to a side stream with each fork and
+    join, in the mode that the table selects. Each schedule is planned and proved in memory and
+    listed with its predicted gain; the other places stand under the rule that blocks them.
+    """
+    from kpipe.codegen.commands.modes import run
+
+    return run(name, spec, rows, q, arch, form, number, every, color)
+
+
+@main.command()
 @click.argument("code")
 @common_options
 def explain(code: str, color: str) -> int:
@@ -232,7 +266,11 @@ def explain(code: str, color: str) -> int:
 
 @main.command()
 @click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "markdown"]),
+    default="text",
+    show_default=True,
 )
 @common_options
 def rules(form: str, color: str) -> int:
@@ -244,12 +282,35 @@ def rules(form: str, color: str) -> int:
 
 @main.command()
 @click.option("--out", metavar="DIR", type=click.Path(), help="Write the two files there.")
+@click.option(
+    "--format", "form", type=click.Choice(["json", "markdown"]), default="json", show_default=True
+)
 @common_options
-def schema(out: str | None, color: str) -> int:
-    """Print or export the JSON schemas (draft-07) for editors."""
+def schema(out: str | None, form: str, color: str) -> int:
+    """Print or export the JSON schemas for editors (draft-07).
+
+    As Markdown: a reference of every key.
+    """
     from kpipe.codegen.commands.schema import run
 
-    return run(out)
+    return run(out, form)
+
+
+@main.command()
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
+@click.option("--from", "source", metavar="NAME", default="dsa_tp", show_default=True)
+@click.option("--keep", "there", flag_value="keep", help="Keep files that are there already.")
+@click.option("--force", "there", flag_value="force", help="Overwrite files that are there.")
+@common_options
+def new(folder: str, source: str, there: str | None, color: str) -> int:
+    """Start a project in DIR from a shipped pipeline.
+
+    With settings, hooks, editor and CI. Where a file would be overwritten nothing is written,
+    unless --keep or --force says what to do.
+    """
+    from kpipe.codegen.commands.new import run
+
+    return run(folder, source, there or "refuse")
 
 
 _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kpipe.codegen.diagnostics import SpecError
@@ -32,10 +33,7 @@ def build_plan(resolved: Resolved, report: Report, only: str = "") -> PipelinePl
                 cell = table.at(arch, q, rows)
                 mode = _mode_at(resolved, cell, only, fallbacks, report) if cell else None
                 if mode is not None and cell is not None:
-                    key = (arch, q, mode.name, *choices(resolved, arch, q, rows, mode))
-                    if key not in known:
-                        known[key] = plan_step(resolved, arch, q, rows, mode, cell, report)
-                    plans.append(replace(known[key], rows=rows, asked_mode=asked_mode(cell)))
+                    plans.append(_step(resolved, (arch, q, rows), mode, cell, known, report))
     check_used(resolved, plans, report)
     report.stop_on_errors()
     return assemble(resolved, tuple(plans), tuple(fallbacks), report)
@@ -61,6 +59,42 @@ def build_mode(resolved: Resolved, mode: str) -> PipelinePlan | None:
                 plan = plan_step(resolved, arch, q, rows, resolved.modes[mode], cell, report)
                 plans += [] if report.found else [replace(plan, rows=rows)]
     return assemble(resolved, tuple(plans), (), Report(resolved.source)) if plans else None
+
+
+def plan_mode(
+    resolved: Resolved, mode: Mode, places: Sequence[tuple[str, int, int]], report: Report
+) -> PipelinePlan:
+    """The plan of one mode, which need not be in the spec, for steps given as arch, q, rows.
+
+    The table says nothing but that these steps are declared.  Raises SpecError with every error
+    found.
+    """
+    resolved = replace(resolved, modes={**resolved.modes, mode.name: mode})
+    table = _mode_table(resolved, report)
+    known: dict[tuple[object, ...], StepPlan] = {}
+    plans = []
+    for place in places:
+        cell = table.at(*place)
+        if cell is not None:
+            plans.append(_step(resolved, place, mode, cell, known, report))
+    report.stop_on_errors()
+    return assemble(resolved, tuple(plans), (), report)
+
+
+def _step(
+    resolved: Resolved,
+    place: tuple[str, int, int],
+    mode: Mode,
+    cell: Cell,
+    known: dict[tuple[object, ...], StepPlan],
+    report: Report,
+) -> StepPlan:
+    """The plan of one step, planned once for all steps of equal choices."""
+    arch, q, rows = place
+    key = (arch, q, mode.name, *choices(resolved, arch, q, rows, mode))
+    if key not in known:
+        known[key] = plan_step(resolved, arch, q, rows, mode, cell, report)
+    return replace(known[key], rows=rows, asked_mode=asked_mode(cell))
 
 
 def _mode_at(

@@ -192,16 +192,6 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert use_color("always")
 
 
-def test_github_annotations_are_capped() -> None:
-    from kpipe.codegen.commands.common import _capped_github
-    from kpipe.codegen.diagnostics import Diagnostic, Span
-
-    found = [Diagnostic("KP101", f"{i:02}", Span("a.yaml", i, 1, i, 2)) for i in range(1, 14)]
-    lines = _capped_github(found).splitlines()
-    assert len(lines) == 11 and lines[9].endswith("::10")
-    assert lines[10] == "::notice title=kpipe::3 more findings are in the log of kpipe check"
-
-
 def test_plan_json_agrees_with_itself(project: Path) -> None:
     data = json.loads(run("plan", "base.yaml", "--format", "json").stdout)
     assert data["schema"] == "kpipe.plan/1" and data["status"] == "proved"
