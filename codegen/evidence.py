@@ -36,12 +36,20 @@ class LaunchEvidence:
     gpu: str = ""
 
 
-def evidence_of(pipeline: PipelinePlan, folder: Path) -> tuple[LaunchEvidence, ...]:
+def evidence_of(
+    pipeline: PipelinePlan,
+    folder: Path,
+    digests: Mapping[str, str] | None = None,
+    device: Path = DEVICE,
+) -> tuple[LaunchEvidence, ...]:
     """Every distinct launch of our own kernels, in the order of arch, rows and launch.
 
     `folder` is the pipeline's generated folder; one that does not exist has no evidence.
+    `digests` (kernel -> sha256) stand for kernel files that are not there as they should be,
+    `device` for the folder of the building blocks.
     """
     records = [*_records(folder)]
+    blocks = device_digest(device)
     found: dict[LaunchEvidence, None] = {}
     for step in pipeline.plans:
         for launch in step.launches:
@@ -49,7 +57,8 @@ def evidence_of(pipeline: PipelinePlan, folder: Path) -> tuple[LaunchEvidence, .
             if kernel:
                 path = folder / "kernels" / f"{kernel}.py"
                 digest = file_digest(path) if path.is_file() else ""
-                state, gpu = _state(launch, kernel, step.arch, step.rows, digest, records)
+                digest = digest if digests is None else digests.get(kernel, "")
+                state, gpu = _state(launch, kernel, step.arch, step.rows, digest, blocks, records)
                 one = LaunchEvidence(step.arch, launch.op, kernel, step.rows, state, gpu)
                 found[one] = None
     return tuple(found)
@@ -76,10 +85,10 @@ def summary(found: Iterable[LaunchEvidence]) -> tuple[str, ...]:
 
 
 @cache
-def device_digest() -> str:
+def device_digest(folder: Path = DEVICE) -> str:
     """sha256 over the device building blocks that kernels are made of."""
     digest = hashlib.sha256()
-    for path in sorted(DEVICE.glob("*.py")):
+    for path in sorted(folder.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
@@ -106,6 +115,7 @@ def _state(
     arch: str,
     rows: int,
     digest: str,
+    blocks: str,
     records: Iterable[Mapping[str, Any]],
 ) -> tuple[str, str]:
     state = "missing"
@@ -119,7 +129,7 @@ def _state(
     for entry in records:
         if entry.get("kernel") != kernel or entry.get("arch", arch) != arch or not entry.get("ok"):
             continue
-        if entry.get("sha256") != digest or entry.get("device_sha256") != device_digest():
+        if entry.get("sha256") != digest or entry.get("device_sha256") != blocks:
             state = "stale"
             continue
         flags = entry.get("flags", {})

@@ -1,0 +1,236 @@
+"""Sentences for the parts of a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kpipe.codegen.diagnostics import Diagnostic, printable
+from kpipe.codegen.plan.describe import row_list
+from kpipe.codegen.review.launches import edge_text
+from kpipe.codegen.review.model import Difference, FileChange, LaunchChange, ListChange
+from kpipe.codegen.review.numerics import ROUNDING
+from kpipe.codegen.review.verdict import count, numerics_change, proof_text
+
+NAMES_SHOWN = 8
+_CAUSES = {
+    "spec": "follows from the spec",
+    "template": "another template",
+    "tool": "another kpipe",
+}
+
+
+def state_line(one: Difference, base: str) -> Iterator[str]:
+    """What is special about a pipeline: new, deleted, refused, or without an old side."""
+    if one.state == "new":
+        yield f"New pipeline: `{one.path}` is not in {base}."
+    elif one.state == "deleted":
+        yield f"Deleted: `{one.path}` is in {base} and no longer here."
+        yield f"If `generated/{one.name}` is still there, delete it: no spec generates it."
+    elif one.state == "no base":
+        codes = ", ".join(dict.fromkeys(d.code for d in one.old_found))
+        yield (
+            f"The old side could not be planned ({codes}), so nothing is compared; what follows "
+            "is the new side alone."
+        )
+    elif one.state == "refused":
+        yield "The new side cannot be planned, so nothing is compared."
+    yield from one.facts
+    yield from (f"Old side: {_finding(finding)}" for finding in one.old_found)
+    yield from (f"**{_finding(finding)}**" for finding in one.found)
+    yield from (f"Warning: {_finding(finding)}" for finding in one.warnings)
+
+
+def _finding(finding: Diagnostic) -> str:
+    place = "" if finding.span is None else f"{finding.span.place}: "
+    help = f"; {finding.help}" if finding.help else ""
+    return printable(f"{place}{finding.code}: {finding.message}{help}")
+
+
+def proof_line(one: Difference) -> Iterator[str]:
+    """The verdict of both sides, and what it rests on."""
+    before, after = one.before, one.after
+    if after is None:
+        return
+    rests = f"; rests on `{'`, `'.join(after.basis)}`" if after.kind == "proved" else ""
+    if after.kind == "assumed":
+        rests = "; no document promises it"
+    if before is None:
+        yield f"Proof: {proof_text(after)}, eager and captured{rests}."
+    elif before == after:
+        yield f"Proof: {proof_text(after)} before and after, eager and captured{rests}."
+    else:
+        now = f"{proof_text(after)}, eager and captured{rests}"
+        was = proof_text(before)
+        if before.kind == after.kind == "proved":
+            was += f", resting on `{'`, `'.join(before.basis)}`"
+        yield f"Proof: {now}; before: {was}."
+
+
+def numerics_line(one: Difference) -> Iterator[str]:
+    """Whether results change, and why."""
+    if one.state not in ("changed", "same"):
+        return
+    if not numerics_change(one):
+        if one.changed_ranges:
+            yield "Numerics: the same ops with the same tiles; results are bitwise equal."
+        return
+    words = [*one.numerics]
+    for number, change in enumerate(one.lists):
+        if change.numerics and any(entry.change == number for entry in one.ranges):
+            words += change.numerics
+    listed = "; ".join(dict.fromkeys(words))
+    tail = "" if one.numerics else f" (the result {ROUNDING})"
+    yield f"**Numerics change**: {listed}{tail}."
+
+
+def file_lines(one: Difference) -> Iterator[str]:
+    """Kernels first, then the other generated files, then how the working tree stands."""
+    files = one.files
+    if files is None:
+        if one.after is not None and one.after.kind != "proved":
+            yield "Files: nothing can be generated from a spec that is not proved."
+        return
+    if one.state == "new":
+        total = count(sum(bool(change.effect) for change in files.changes), "file")
+        yield f"Files: {total} below `{files.folder}`."
+    else:
+        yield from _kernel_line(files.kernels)
+        others = [c for c in files.changes if c.effect and c not in files.kernels]
+        if others:
+            yield f"Other generated files: {_grouped(others)}."
+        elif not files.kernels:
+            yield f"Generated files: none changes against {files.compared} on the old side."
+    yield from _disk_lines(one, files.changes)
+
+
+def _kernel_line(kernels: tuple[FileChange, ...]) -> Iterator[str]:
+    if kernels:
+        yield f"**Kernel files**: {_grouped(kernels)}."
+    else:
+        yield "Kernels: no kernel file changes."
+
+
+def _grouped(changes: Iterable[FileChange]) -> str:
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for change in changes:
+        groups.setdefault((change.effect, change.causes), []).append(change.path)
+    words = []
+    for (effect, causes), paths in groups.items():
+        why = ", ".join(_CAUSES.get(cause, cause) for cause in causes)
+        effect = "changed in comments only" if effect == "comments" else effect
+        words.append(f"{_names(paths)} {effect}" + (f" ({why})" if why else ""))
+    return "; ".join(words)
+
+
+def _disk_lines(one: Difference, changes: tuple[FileChange, ...]) -> Iterator[str]:
+    groups: dict[str, list[str]] = {}
+    for change in changes:
+        groups.setdefault(change.disk, []).append(change.path)
+    again = f"`kpipe generate {one.path}`"
+    if groups.get("stale"):
+        yield f"Not generated yet: {_names(groups['stale'])}; run {again}."
+    if groups.get("missing"):
+        yield f"Missing from the working tree: {_names(groups['missing'])}; run {again}."
+    if groups.get("orphan"):
+        yield f"Orphan, no longer generated: {_names(groups['orphan'])}; {again} deletes it."
+    if groups.get("hand edit"):
+        yield (
+            f"**Edited by hand**: {_names(groups['hand edit'])}; move the edit into the spec or a "
+            f"template, or overwrite it with `kpipe generate --force {one.path}`."
+        )
+
+
+def _names(paths: Iterable[str]) -> str:
+    listed = list(paths)
+    shown = ", ".join(f"`{path}`" for path in listed[:NAMES_SHOWN])
+    more = len(listed) - NAMES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def evidence_lines(one: Difference) -> Iterator[str]:
+    """Launches that lose or gain evidence, then the totals of the new side."""
+    if one.after is None or one.after.kind != "proved" or not one.evidence_totals:
+        return
+    kinds: dict[str, list[str]] = {}
+    for change in () if one.state == "new" else one.evidence:
+        text = f"`{change.op}` on {change.arch} at {row_list(change.rows)} rows"
+        if change.before == "valid" and change.after:
+            kinds.setdefault("**Launches that lose valid evidence**", []).append(text)
+        elif not change.before and change.after != "valid":
+            kinds.setdefault("Newly launched, without evidence", []).append(text)
+        elif not change.before:
+            kinds.setdefault("Newly launched, with valid evidence", []).append(text)
+        elif change.after == "valid":
+            kinds.setdefault("Launches that gain valid evidence", []).append(text)
+    if kinds:
+        yield from (f"{kind}: {', '.join(listed)}." for kind, listed in kinds.items())
+    elif one.state != "new":
+        yield "Evidence: no launch loses or gains a valid GPU record."
+    totals = "; ".join(text.removeprefix("evidence ") for text in one.evidence_totals)
+    yield f"GPU records after the change: {totals}."
+
+
+def launch_line(change: LaunchChange) -> str:
+    """One change of a launch as a sentence."""
+    name, before, after = f"`{change.name}`", change.before, change.after
+    if change.kind == "moved":
+        return f"{name} moves: {before} -> {after}."
+    if change.kind == "replaced":
+        return f"{name} replaces `{before}` ({after})."
+    if change.kind == "removed":
+        return f"{name} is no longer launched (was {before})."
+    if change.kind == "added":
+        return f"{name} is launched ({after})."
+    if change.kind == "issued":
+        return f"Stream {name} is issued {after}, was {before}; the device order is the same."
+    if change.kind == "start":
+        return _start(name, before, after, change.effect)
+    if change.kind == "release":
+        return _release(name, before, after, change.effect)
+    return f"{name} {change.kind}: {before or '-'} -> {after or '-'}."
+
+
+def _start(name: str, before: str, after: str, effect: str) -> str:
+    if effect == "gained":
+        return f"PDL gained: {name} starts early now (was {before})."
+    if effect == "dropped":
+        return f"PDL dropped: {name} starts {after} (was pdl)."
+    return f"{name} still starts plain, for another reason: {after} (was {before})."
+
+
+def _release(name: str, before: str, after: str, effect: str) -> str:
+    if effect == "gained":
+        return f"PDL gained: {name} releases its successor {after} (was {before})."
+    if effect == "dropped":
+        return (
+            f"PDL dropped: {name} holds its release: {after.removeprefix('held: ')} (was {before})."
+        )
+    if effect == "weakened":
+        return f"PDL weakened: {name} releases {after} (was {before})."
+    return f"{name}, release: {after} (was {before})."
+
+
+def overlap_lines(change: ListChange) -> list[str]:
+    """What may run side by side no longer, and what now may."""
+    return [
+        f"{word}: `{name}` with {', '.join(f'`{other}`' for other in others)}."
+        for word, pairs in (
+            ("No longer side by side", change.parted),
+            ("Now side by side", change.met),
+        )
+        for name, others in pairs
+    ]
+
+
+def edge_lines(change: ListChange) -> Iterator[str]:
+    """Edges removed, changed, added."""
+    for edge in change.edges:
+        if edge.after is None and edge.before is not None:
+            still = "; other edges still order the two" if edge.implied else ""
+            yield f"Edge removed: {edge_text(edge.before)}{still}."
+        elif edge.before is None and edge.after is not None:
+            known = "; they were ordered before" if edge.implied else ""
+            yield f"Edge added: {edge_text(edge.after)}{known}."
+        elif edge.before is not None and edge.after is not None:
+            now = edge_text(edge.after).rpartition("(")[2].removesuffix(")")
+            yield f"Edge changed: {edge_text(edge.before)}, now {now}."
