@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kpipe.codegen.commands.common import exit_code, expand_specs, show_findings
+from kpipe.codegen.commands.common import Progress, exit_code, expand_specs, show_findings
 from kpipe.codegen.diagnostics import SpecError
 from kpipe.codegen.proof.api import prove_pipeline
 
@@ -45,12 +45,17 @@ def run_against(
     from kpipe.codegen.review.api import review
 
     texts: dict[str, str] = {}
+    named = expand_specs(specs)
+    bar = Progress(len(named))
     try:
-        named = expand_specs(specs)
-        found = review(named, against, texts, selection, all_of_project=not specs)
+        found = review(
+            named, against, texts, selection, all_of_project=not specs, progress=bar.step
+        )
     except SpecError as error:
         show_findings(error.diagnostics, texts, "text", color=color, err=True)
         return exit_code(error.diagnostics)
+    finally:
+        bar.close()
     code = exit_code(found.found)
     if form == "json":
         from kpipe.codegen.review.as_json import review_json
@@ -62,6 +67,6 @@ def run_against(
     else:
         from kpipe.codegen.review.text import render_text as render
     click.echo(render(found), nl=False)
-    if found.found:
+    if found.found and form == "markdown":  # the text itself has them without their excerpts
         show_findings(found.found, texts, "text", color=color, err=True)
     return code

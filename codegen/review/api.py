@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kpipe.codegen.config import Config, load_config
+from kpipe.codegen.config import Config, display, load_config
 from kpipe.codegen.diagnostics import Diagnostic, SpecError
 from kpipe.codegen.evidence import DEVICE, LaunchEvidence, evidence_of, summary
 from kpipe.codegen.plan.describe import matching_steps
@@ -36,19 +36,25 @@ def review(
     selection: Selection = (None, None, None),
     *,
     all_of_project: bool = False,
+    progress: Callable[[int, str], None] = lambda number, name: None,
 ) -> Review:
     """Compare specs of the working tree with the old side that `against` names.
 
     `texts` receives the text of every file read of the working tree; `selection` are rows, query
     length and architecture of the steps that are looked at, None for all.  With `all_of_project`
     specs that the project's settings name count as deleted where only the old side has them.
+    `progress` is told which pipeline is looked at, by number and name.
+
     Raises UsageError for an old side that cannot be used, SpecError KP100 for a spec that neither
     side has and KP808 for rows, a query length or an architecture that no spec declares.
     """
     with opened(against, specs) as base:
         pairs = pairs_of(base, specs, all_of_project=all_of_project)
         runs = [_Run(base, pair, texts, selection) for pair in pairs]
-        pipelines = [run.difference() for run in runs]
+        pipelines = []
+        for number, run in enumerate(runs, 1):
+            progress(number, run.name)
+            pipelines.append(run.difference())
         words = " ".join(specs) if not all_of_project else ""
         command = f"kpipe plan {words + ' ' if words else ''}--against {against}"
         together = _together(runs, pipelines)
@@ -66,21 +72,35 @@ class _Run:
         selection: Selection,
     ) -> None:
         self.base, self.pair, self.selection = base, pair, selection
-        self.own: dict[str, str] = {}
-        self.new = look(pair.new, self.own) if pair.new is not None else None
-        texts.update(self.own)
+        self.texts = texts
+        self.own: dict[str, str] = {}  # texts of the new side
+        self.new: Side | None = None
         self.old: Side | None = None
+
+    def look(self) -> None:
+        """Plan and prove both sides."""
+        pair, base = self.pair, self.base
+        if pair.new is not None:
+            self.new = look(pair.new, self.own)
+            self.texts.update(self.own)
         if pair.old is not None and pair.old_as is not None:
             self.old = _labelled(look(str(pair.old), {}, old_names(pair.old, pair.old_as)), base)
 
+    @property
+    def name(self) -> str:
+        """The spec, as typed."""
+        return self.pair.new or self.pair.old_as or ""
+
     def difference(self) -> Difference:
+        """The pair's difference, files and evidence included."""
+        self.look()
         new, old = self.new, self.old
         selected = self._selected()
         if new is None:
             assert old is not None
             if old.pipeline is None:
                 return Difference(_stem(old), old.path, "deleted", old.verdict, None)
-            return lone(old, "deleted", selected)
+            return self._with_orphan(lone(old, "deleted", selected), old)
         if new.pipeline is None:
             before = old.verdict if old else None
             return Difference(_stem(new), new.path, "refused", before, new.verdict, found=new.found)
@@ -92,6 +112,15 @@ class _Run:
             found = difference(old, new, selected)
         found = replace(found, warnings=replay_warnings(new.pipeline))
         return self._with_files(found)
+
+    def _with_orphan(self, found: Difference, old: Side) -> Difference:
+        """Says where the generated folder of a deleted pipeline is still there."""
+        assert old.pipeline is not None
+        folder = load_config(Path(old.path)).output / old.pipeline.name
+        if not folder.is_dir():
+            return found
+        fact = f"`{display(folder)}` is still there, and no spec generates it: delete it"
+        return replace(found, facts=(*found.facts, fact))
 
     def _selected(self) -> Selected:
         """Which steps the user asked for; at least one side declares them."""

@@ -61,7 +61,9 @@ class Base:
         whole = self.counterpart(path)
         places = [whole] if whole is not None else []
         if self.top is None and self.file is None:
-            places.append(self.root / path.name)
+            inner = _inner(path, Path.cwd().resolve())
+            places += [self.root / inner] if inner is not None else []
+            places += [self.root / path.parent.name / path.name, self.root / path.name]
         return next((place for place in places if place.is_file()), None)
 
     def bring(self, folder: Path) -> Path | None:
@@ -86,7 +88,11 @@ def opened(against: str, specs: Sequence[str]) -> Iterator[Base]:
         if path.exists():
             _only_one(against, specs)
         if path.is_dir():
-            yield Base(f"folder {display(path)}", path.resolve())
+            base = Base(f"folder {display(path)}", path.resolve())
+            if not any(base.spec(Path(spec)) for spec in specs):
+                message = f"folder `{against}` holds none of the specs that are compared"
+                raise click.UsageError(f"{message}; name a copy of the project or of its pipelines")
+            yield base
         elif path.is_file():
             if len(specs) != 1:
                 message = f"`{against}` is one file; compare one SPEC with it"
@@ -131,10 +137,10 @@ def _commit(ref: str, specs: Sequence[str], target: Path) -> Base:
         )
     commit = commit_of(top, ref)
     if commit is None:
-        raise click.UsageError(
-            f"`{shown}` is no folder, no file and no commit that this clone has; a shallow clone "
-            f"lacks other branches: `git fetch origin {shown.removeprefix('origin/')}`"
-        )
+        message = f"`{shown}` is no folder, no file and no commit that this clone has"
+        if ref.startswith("origin/"):
+            message += f"; get it with `git fetch origin {shown.removeprefix('origin/')}`"
+        raise click.UsageError(message)
     project = project_root(here / "_")
     inner = _inner(project, top)
     folder = "" if inner is None or inner == Path(".") else inner.as_posix()

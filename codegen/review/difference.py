@@ -9,7 +9,7 @@ from kpipe.codegen.plan.model import MAIN, Launch, PipelinePlan, StepPlan
 from kpipe.codegen.render.timeline import timeline
 from kpipe.codegen.review.captured import Graph, captured_layer
 from kpipe.codegen.review.launches import edge_changes, launch_changes, overlap_changes
-from kpipe.codegen.review.model import Difference, LaunchChange, ListChange, RowRange
+from kpipe.codegen.review.model import Difference, LaunchChange, ListChange, Rename, RowRange
 from kpipe.codegen.review.numerics import declared_numerics, step_numerics
 from kpipe.codegen.review.renames import find_renames, renamed
 from kpipe.codegen.review.settings import memory_of, setting_changes
@@ -26,6 +26,8 @@ def difference(old: Side, new: Side, selected: Selected = lambda _: True) -> Dif
     """
     assert new.pipeline is not None
     names, renames = find_renames(old, new)
+    if old.path != new.path:
+        renames = (Rename("spec", old.path, new.path), *renames)
     old = renamed(old, names)
     ranges, lists = _Ranges(old, new, selected).run()
     assert old.pipeline is not None

@@ -112,7 +112,8 @@ def file_changes(old: Folder, new: Folder, plan: Side, config: Config) -> Files:
             why = causes.of(path, new.rendered.get(path)) if effect else ()
             changes.append(FileChange(path, effect, why, disk))
     what = "its generated folder" if committed else "what its spec generates"
-    return Files(display(new.path), what, tuple(changes))
+    written = (committed, (new.path / FILE_NAME).is_file())
+    return Files(display(new.path), what, tuple(changes), written)
 
 
 def comparable(old: Folder, new: Folder | None) -> bool:

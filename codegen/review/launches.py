@@ -88,8 +88,12 @@ def _grouped(pairs: Iterable[tuple[str, str]], order: dict[str, int]) -> Overlap
 
 def edge_text(edge: Edge) -> str:
     """`a -> b (fork or join, programmatic)`."""
-    way = "fork or join" if edge.event else "stream order"
-    return f"{edge.first} -> {edge.second} ({way}, {edge.port})"
+    return f"{edge.first} -> {edge.second} ({edge_way(edge)})"
+
+
+def edge_way(edge: Edge) -> str:
+    """What makes the edge, and its port."""
+    return f"{'fork or join' if edge.event else 'stream order'}, {edge.port}"
 
 
 def computes(launch: Launch) -> bool:

@@ -56,7 +56,7 @@ def _block(block: Table | Bullets | Picture) -> str:
     if isinstance(block, Bullets):
         return "\n".join(f"- {line}" for line in block.lines)
     if isinstance(block, Picture):
-        return "\n".join(["```text", *block.lines, "```"])
+        return "\n".join([f"```{block.language}", *block.lines, "```"])
     rows = [block.header, ("---",) * len(block.header), *block.rows]
     return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in rows)
 

@@ -154,11 +154,20 @@ class FileChange:
 
 @dataclass(frozen=True)
 class Files:
-    """Generated files.  `compared` says with what: the old side's folder or a rendering."""
+    """Generated files.  `compared` says with what: the old side's folder or a rendering.
+
+    `written`: whether the old side and the working tree have the folder at all.
+    """
 
     folder: str
     compared: str
     changes: tuple[FileChange, ...]
+    written: tuple[bool, bool] = (True, True)
+
+    @property
+    def never_written(self) -> bool:
+        """A pipeline that nobody has generated: how its files stand on disk says nothing."""
+        return not any(self.written)
 
     @property
     def kernels(self) -> tuple[FileChange, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kpipe.codegen.ops.contract import Kind
 from kpipe.codegen.plan.model import Launch, PipelinePlan, StepPlan
 from kpipe.codegen.review.launches import computes, replacements
 
@@ -90,6 +91,19 @@ def _words(old: Launch, new: Launch) -> list[str]:
     for name, value in new.options:
         if options.get(name, value) != value:
             lines.append(f"{new.name}: {name} {options[name]} -> {value}")
+    lost, won = _inputs(old) - _inputs(new), _inputs(new) - _inputs(old)
+    if lost and won:
+        taken = f"{', '.join(sorted(won))} in place of {', '.join(sorted(lost))}"
+        lines.append(f"{new.name} starts from {taken}")
     if old.tactic != new.tactic:
         lines.append(f"{new.name}: another tile, sums may be taken in another order")
     return lines
+
+
+def _inputs(launch: Launch) -> set[str]:
+    """Activations that the launch reads, by operand."""
+    return {
+        binding.operand
+        for binding in launch.bindings
+        if binding.kind is Kind.BUFFER and binding.access.reads
+    }

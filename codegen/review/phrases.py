@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator
 
 from kpipe.codegen.diagnostics import Diagnostic, printable
 from kpipe.codegen.plan.describe import row_list
-from kpipe.codegen.review.launches import edge_text
-from kpipe.codegen.review.model import Difference, FileChange, LaunchChange, ListChange
+from kpipe.codegen.review.launches import edge_text, edge_way
+from kpipe.codegen.review.model import Difference, FileChange, Files, LaunchChange, ListChange
 from kpipe.codegen.review.numerics import ROUNDING
 from kpipe.codegen.review.verdict import count, numerics_change, proof_text
 
 NAMES_SHOWN = 8
+FINDINGS_SHOWN = 4
 _CAUSES = {
     "spec": "follows from the spec",
     "template": "another template",
@@ -25,7 +26,6 @@ def state_line(one: Difference, base: str) -> Iterator[str]:
         yield f"New pipeline: `{one.path}` is not in {base}."
     elif one.state == "deleted":
         yield f"Deleted: `{one.path}` is in {base} and no longer here."
-        yield f"If `generated/{one.name}` is still there, delete it: no spec generates it."
     elif one.state == "no base":
         codes = ", ".join(dict.fromkeys(d.code for d in one.old_found))
         yield (
@@ -34,10 +34,18 @@ def state_line(one: Difference, base: str) -> Iterator[str]:
         )
     elif one.state == "refused":
         yield "The new side cannot be planned, so nothing is compared."
-    yield from one.facts
-    yield from (f"Old side: {_finding(finding)}" for finding in one.old_found)
-    yield from (f"**{_finding(finding)}**" for finding in one.found)
+    yield from (f"{fact}." for fact in one.facts)
+    yield from (f"Old side: {_finding(finding)}." for finding in one.old_found[:1])
+    if len(one.old_found) > 1:
+        yield f"Old side: {_more(len(one.old_found) - 1)}."
+    yield from (f"**{_finding(finding)}**" for finding in one.found[:FINDINGS_SHOWN])
+    if len(one.found) > FINDINGS_SHOWN:
+        yield f"{_more(len(one.found) - FINDINGS_SHOWN)}: `kpipe check {one.path}`."
     yield from (f"Warning: {_finding(finding)}" for finding in one.warnings)
+
+
+def _more(number: int) -> str:
+    return f"{number} more {'finding' if number == 1 else 'findings'}"
 
 
 def _finding(finding: Diagnostic) -> str:
@@ -50,6 +58,10 @@ def proof_line(one: Difference) -> Iterator[str]:
     """The verdict of both sides, and what it rests on."""
     before, after = one.before, one.after
     if after is None:
+        return
+    if after.kind == "refused":
+        was = f" (before: {proof_text(before)})" if before is not None else ""
+        yield f"Proof: none, there is no plan{was}."
         return
     rests = f"; rests on `{'`, `'.join(after.basis)}`" if after.kind == "proved" else ""
     if after.kind == "assumed":
@@ -70,8 +82,11 @@ def numerics_line(one: Difference) -> Iterator[str]:
     """Whether results change, and why."""
     if one.state not in ("changed", "same"):
         return
+    sized = {"dimension", "parallel"} & {setting.section for setting in one.settings}
+    if sized:
+        yield "Numerics: sizes differ between the sides, so results are not comparable."
     if not numerics_change(one):
-        if one.changed_ranges:
+        if one.changed_ranges and not sized:
             yield "Numerics: the same ops with the same tiles; results are bitwise equal."
         return
     words = [*one.numerics]
@@ -87,7 +102,7 @@ def file_lines(one: Difference) -> Iterator[str]:
     """Kernels first, then the other generated files, then how the working tree stands."""
     files = one.files
     if files is None:
-        if one.after is not None and one.after.kind != "proved":
+        if one.after is not None and one.after.kind in ("racy", "assumed"):
             yield "Files: nothing can be generated from a spec that is not proved."
         return
     if one.state == "new":
@@ -100,7 +115,7 @@ def file_lines(one: Difference) -> Iterator[str]:
             yield f"Other generated files: {_grouped(others)}."
         elif not files.kernels:
             yield f"Generated files: none changes against {files.compared} on the old side."
-    yield from _disk_lines(one, files.changes)
+    yield from _disk_lines(one, files)
 
 
 def _kernel_line(kernels: tuple[FileChange, ...]) -> Iterator[str]:
@@ -122,11 +137,16 @@ def _grouped(changes: Iterable[FileChange]) -> str:
     return "; ".join(words)
 
 
-def _disk_lines(one: Difference, changes: tuple[FileChange, ...]) -> Iterator[str]:
+def _disk_lines(one: Difference, files: Files) -> Iterator[str]:
     groups: dict[str, list[str]] = {}
-    for change in changes:
+    for change in files.changes:
         groups.setdefault(change.disk, []).append(change.path)
     again = f"`kpipe generate {one.path}`"
+    if not files.written[1]:
+        never = bool(one.before) and files.never_written
+        how = "is generated on neither side" if never else "is not generated yet"
+        yield f"`{files.folder}` {how}; {again} writes it."
+        return
     if groups.get("stale"):
         yield f"Not generated yet: {_names(groups['stale'])}; run {again}."
     if groups.get("missing"):
@@ -170,6 +190,34 @@ def evidence_lines(one: Difference) -> Iterator[str]:
     yield f"GPU records after the change: {totals}."
 
 
+def launch_lines(changes: Iterable[LaunchChange]) -> Iterator[str]:
+    """Changes of launches as sentences; launches that move in a row are one sentence."""
+    rows: list[list[LaunchChange]] = []
+    for change in changes:
+        last = rows[-1][-1] if rows else None
+        together = (
+            last is not None
+            and change.kind == last.kind == "moved"
+            and change.after.endswith(f", behind {last.name}")
+            and _stream(change.before) == _stream(last.before)
+            and _stream(change.after) == _stream(last.after)
+        )
+        if together:
+            rows[-1].append(change)
+        else:
+            rows.append([change])
+    for row in rows:
+        if len(row) == 1:
+            yield launch_line(row[0])
+        else:
+            names = ", ".join(f"`{change.name}`" for change in row)
+            yield f"{names} move together: {row[0].before} -> {row[0].after}."
+
+
+def _stream(place: str) -> str:
+    return place.partition(",")[0]
+
+
 def launch_line(change: LaunchChange) -> str:
     """One change of a launch as a sentence."""
     name, before, after = f"`{change.name}`", change.before, change.after
@@ -195,7 +243,8 @@ def _start(name: str, before: str, after: str, effect: str) -> str:
         return f"PDL gained: {name} starts early now (was {before})."
     if effect == "dropped":
         return f"PDL dropped: {name} starts {after} (was pdl)."
-    return f"{name} still starts plain, for another reason: {after} (was {before})."
+    why, was = after.removeprefix("plain: "), before.removeprefix("plain: ")
+    return f"{name} still starts plain, for another reason: {why} (was: {was})."
 
 
 def _release(name: str, before: str, after: str, effect: str) -> str:
@@ -207,6 +256,9 @@ def _release(name: str, before: str, after: str, effect: str) -> str:
         )
     if effect == "weakened":
         return f"PDL weakened: {name} releases {after} (was {before})."
+    if after.startswith("held: ") and before.startswith("held: "):
+        why, was = after.removeprefix("held: "), before.removeprefix("held: ")
+        return f"{name} still holds its release, for another reason: {why} (was: {was})."
     return f"{name}, release: {after} (was {before})."
 
 
@@ -223,14 +275,19 @@ def overlap_lines(change: ListChange) -> list[str]:
 
 
 def edge_lines(change: ListChange) -> Iterator[str]:
-    """Edges removed, changed, added."""
+    """Edges removed, edges that changed, edges added; those that changed alike are one line."""
+    alike: dict[str, list[str]] = {}
     for edge in change.edges:
-        if edge.after is None and edge.before is not None:
+        before, after = edge.before, edge.after
+        if after is None and before is not None:
             still = "; other edges still order the two" if edge.implied else ""
-            yield f"Edge removed: {edge_text(edge.before)}{still}."
-        elif edge.before is None and edge.after is not None:
+            yield f"Edge removed: {edge_text(before)}{still}."
+        elif before is not None and after is not None:
+            ways = f"{edge_way(before)} -> {edge_way(after)}"
+            alike.setdefault(ways, []).append(f"{after.first} -> {after.second}")
+    for ways, listed in alike.items():
+        yield f"Edges changed ({ways}): {'; '.join(listed)}."
+    for edge in change.edges:
+        if edge.before is None and edge.after is not None:
             known = "; they were ordered before" if edge.implied else ""
             yield f"Edge added: {edge_text(edge.after)}{known}."
-        elif edge.before is not None and edge.after is not None:
-            now = edge_text(edge.after).rpartition("(")[2].removesuffix(")")
-            yield f"Edge changed: {edge_text(edge.before)}, now {now}."

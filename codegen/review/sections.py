@@ -15,7 +15,7 @@ from kpipe.codegen.review.phrases import (
     edge_lines,
     evidence_lines,
     file_lines,
-    launch_line,
+    launch_lines,
     numerics_line,
     overlap_lines,
     proof_line,
@@ -24,6 +24,7 @@ from kpipe.codegen.review.phrases import (
 from kpipe.codegen.review.verdict import VISIBLE, count
 
 MIB = 1024 * 1024
+SHORT = 48  # characters of a declaration that fits a table
 PREDICTED = (
     "Times are predictions of a cost model (bytes, launch gaps, one H200), not measurements."
 )
@@ -46,9 +47,10 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Picture:
-    """Lines of fixed width."""
+    """Lines of fixed width; `language` is text or diff."""
 
     lines: tuple[str, ...]
+    language: str = "text"
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Section:
 def sections_of(review: Review) -> tuple[Section, ...]:
     """Every section of a review; pipelines without any change share one at the end."""
     found: list[Section] = []
-    seen: dict[ListChange, str] = {}
+    seen: dict[tuple, str] = {}  # what changes alike -> where it was shown
     quiet = []
     for one in review.pipelines:
         if _is_quiet(one):
@@ -82,7 +84,10 @@ def sections_of(review: Review) -> tuple[Section, ...]:
 
 
 def _is_quiet(one: Difference) -> bool:
-    files = one.files is None or not one.files.changes
+    files = one.files is None or not any(
+        change.effect or (change.disk != "current" and not one.files.never_written)
+        for change in one.files.changes
+    )
     bad = one.found or one.warnings or one.old_found or one.evidence
     return one.state == "same" and files and not bad
 
@@ -117,7 +122,7 @@ def _shown(entry: RowRange) -> bool:
 
 
 def _range_table(one: Difference, ranges: list[RowRange]) -> Table:
-    header = ("arch", "q", "rows", "mode", "streams", "graph nodes", "graph edges", "us a layer")
+    header = ("arch", "q", "rows", "mode", "streams", "nodes", "edges", "us a layer")
     rows = []
     for entry in ranges:
         change = one.lists[entry.change] if entry.change >= 0 else None
@@ -182,25 +187,51 @@ def _parts(memory: Memory) -> tuple[int, int, int]:
     return memory.buffers, memory.mailboxes, memory.workspaces
 
 
-def _details(one: Difference, seen: dict[ListChange, str]) -> Iterator[Section]:
+def _details(one: Difference, seen: dict[tuple, str]) -> Iterator[Section]:
     for number, change in enumerate(one.lists):
         uses = [entry for entry in one.ranges if entry.change == number]
         title = f"{_uses(uses)}: {_title(change)}"
-        if change in seen:
-            line = f"As in `{seen[change]}`, launch by launch."
-            yield Section(title, (Bullets((line,)),))
+        graph = _graph(change, uses)
+        if _alike(change) in seen:
+            line = f"Launch by launch as for {seen[_alike(change)]}."
+            yield Section(title, (Bullets((line, *graph)),), folded=True)
             continue
-        seen[change] = one.name
+        seen[_alike(change)] = f"`{one.name}`, {_uses(uses)}"
         yield Section(title, tuple(_list_blocks(change)), folded=number > 0)
-        yield Section(f"Graph and critical path, {title}", _graph(change, uses), folded=True)
-    if one.settings:
-        used = {entry.mode_after for entry in one.ranges} | {e.mode_before for e in one.ranges}
-        rows = tuple(
-            (s.section, _setting_name(s.section, s.name, used), s.before or "-", s.after or "-")
-            for s in one.settings
-        )
-        table = Table(("declaration", "name", "before", "after"), rows)
-        yield Section(f"{count(len(rows), 'declaration')} differ", (table,), folded=len(rows) > 8)
+        yield Section(f"Graph and critical path, {title}", (Bullets(graph),), folded=True)
+    yield from _settings(one)
+
+
+def _alike(change: ListChange) -> tuple:
+    """What two lists share that change alike, around another core for example."""
+    return (
+        *(change.mode_before, change.mode_after, change.launches, change.parted, change.met),
+        *(change.head_rows, change.numerics),
+    )
+
+
+def _settings(one: Difference) -> Iterator[Section]:
+    """Short declarations as a table, long ones as a diff."""
+    if not one.settings:
+        return
+    used = {entry.mode_after for entry in one.ranges} | {e.mode_before for e in one.ranges}
+    cells = [
+        (s.section, _setting_name(s.section, s.name, used), s.before, s.after) for s in one.settings
+    ]
+    short = [c for c in cells if max(len(c[2]), len(c[3])) <= SHORT]
+    blocks: list[Table | Bullets | Picture] = []
+    if short:
+        rows = tuple((a, b, before or "-", after or "-") for a, b, before, after in short)
+        blocks.append(Table(("declaration", "name", "before", "after"), rows))
+    lines: list[str] = []
+    for section, name, before, after in (c for c in cells if c not in short):
+        lines += [f"  {section} {name}"]
+        lines += [f"- {part}" for part in before.split("; ") if part]
+        lines += [f"+ {part}" for part in after.split("; ") if part]
+    if lines:
+        blocks.append(Picture(tuple(lines), "diff"))
+    title = f"{count(len(cells), 'declaration')} differ{'s' if len(cells) == 1 else ''}"
+    yield Section(title, tuple(blocks), folded=len(cells) > 8)
 
 
 def _setting_name(section: str, name: str, used: set[str]) -> str:
@@ -229,7 +260,7 @@ def _list_blocks(change: ListChange) -> Iterator[Bullets | Picture]:
                 *(f"{'after' if not n else '':<8}{line}" for n, line in enumerate(after)),
             )
         )
-    lines = [launch_line(launch) for launch in change.launches]
+    lines = [*launch_lines(change.launches)]
     lines += overlap_lines(change)
     if change.head_rows != (0, 0):
         lines.append(f"Head rows of the core: {change.head_rows[0]} -> {change.head_rows[1]}.")
@@ -237,7 +268,7 @@ def _list_blocks(change: ListChange) -> Iterator[Bullets | Picture]:
     yield Bullets(tuple(lines))
 
 
-def _graph(change: ListChange, uses: list[RowRange]) -> tuple[Bullets, ...]:
+def _graph(change: ListChange, uses: list[RowRange]) -> tuple[str, ...]:
     nodes, edges = _pair(*change.nodes), _pair(*change.edge_counts)
     ports = _pair(*change.programmatic)
     lines = [
@@ -251,4 +282,4 @@ def _graph(change: ListChange, uses: list[RowRange]) -> tuple[Bullets, ...]:
     else:
         lines.append(f"Predicted critical path at {at}, before: {' > '.join(entry.path_before)}.")
         lines.append(f"Predicted critical path at {at}, after: {' > '.join(entry.path_after)}.")
-    return (Bullets(tuple(lines)),)
+    return tuple(lines)

@@ -32,13 +32,14 @@ def _block(block: Table | Bullets | Picture, indent: str) -> list[str]:
         return [text for line in block.lines for text in _wrap(_plain(line), indent, f"{indent}  ")]
     rows = [block.header, *block.rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    if sum(widths) + 2 * len(widths) + len(indent) <= WIDTH:
+    fits = sum(widths) + 2 * len(widths) + len(indent) <= WIDTH
+    if fits or block.header[-2:] != ("before", "after"):
         return [
             indent + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
     lines = []
-    for row in block.rows:  # too wide for columns: the last two are before and after
+    for row in block.rows:
         lines += _wrap(" ".join(row[:-2]), indent, f"{indent}  ")
         lines += _wrap(row[-2], f"{indent}  - ", f"{indent}    ")
         lines += _wrap(row[-1], f"{indent}  + ", f"{indent}    ")

@@ -26,8 +26,8 @@ def proof_text(verdict: Verdict) -> str:
     if verdict.kind == "proved":
         return "proved"
     if verdict.kind == "assumed":
-        return f"safe only under {verdict.basis[0]} ({verdict.basis[-1]})"
-    word = "racy" if verdict.kind == "racy" else "refused"
+        return f"not proved, safe only under {verdict.basis[0]} ({verdict.basis[-1]})"
+    word = "not proved, racy" if verdict.kind == "racy" else "refused"
     return f"{word} ({', '.join(verdict.codes)})"
 
 
@@ -58,7 +58,9 @@ def _what(review: Review) -> str:
         words.append(schedule if moved else "no schedule change")
     for state, word in (("new", "new"), ("deleted", "deleted"), ("refused", "refused")):
         if states.get(state):
-            words.append(f"{count(len(states[state]), 'pipeline')} {word}")
+            codes = [code for one in states[state] for code in (one.after or one.before).codes]
+            why = f" ({', '.join(dict.fromkeys(codes))})" if state == "refused" else ""
+            words.append(f"{count(len(states[state]), 'pipeline')} {word}{why}")
     if states.get("no base"):
         words.append(f"{count(len(states['no base']), 'pipeline')} without a usable old side")
     if words:
@@ -69,6 +71,7 @@ def _what(review: Review) -> str:
 
 def _proof(pipelines: Sequence[Difference]) -> str:
     after = [one.after for one in pipelines if one.after is not None]
+    after = [verdict for verdict in after if verdict.kind != "refused"]
     bad = [verdict for verdict in after if verdict.kind != "proved"]
     if bad:
         return ", ".join(dict.fromkeys(proof_text(verdict) for verdict in bad))
@@ -103,16 +106,22 @@ def _kernels(pipelines: Sequence[Difference]) -> list[str]:
 
 def _disk(pipelines: Sequence[Difference]) -> list[str]:
     """How the working tree's generated files stand to what kpipe would write."""
+    folders = [one.files for one in pipelines if one.files is not None]
     disks = [
         change.disk
-        for one in pipelines
-        if one.files is not None
-        for change in one.files.changes
+        for folder in folders
+        if folder.written[1]
+        for change in folder.changes
         if change.disk != "current"
     ]
+    bare = sum(not f.written[1] for f in folders) - sum(
+        one.state != "new" and one.files is not None and one.files.never_written
+        for one in pipelines
+    )
     edited = disks.count("hand edit")
     stale = len(disks) - edited
-    words = [f"{count(stale, 'generated file')} not up to date"] if stale else []
+    words = [f"{count(bare, 'pipeline')} not generated yet"] if bare else []
+    words += [f"{count(stale, 'generated file')} not up to date"] if stale else []
     return [*words, *([f"{count(edited, 'file')} edited by hand"] if edited else [])]
 
 
@@ -152,7 +161,7 @@ def _time(pipelines: Sequence[Difference]) -> str:
         words.append(_at(max(loss[0].deltas), *loss, several=len(pipelines) > 1))
     if words:
         return f"predicted {', '.join(words)}"
-    moved = any(one.changed_ranges for one in pipelines)
+    moved = any(entry.state == "changed" for entry, _ in timed)
     return "predicted time unchanged" if moved else ""
 
 
