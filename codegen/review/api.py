@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +85,9 @@ class _Run:
             self.new = look(pair.new, self.own)
             self.texts.update(self.own)
         if pair.old is not None and pair.old_as is not None:
-            self.old = _labelled(look(str(pair.old), {}, old_names(pair.old, pair.old_as)), base)
+            self.old = _labelled(
+                look(str(pair.old), {}, old_names(pair.old, pair.old_as)), base, pair
+            )
 
     @property
     def name(self) -> str:
@@ -170,26 +173,35 @@ class _Run:
     ) -> tuple[tuple[LaunchEvidence, ...], tuple[LaunchEvidence, ...]]:
         new, old = self.new, self.old
         assert new is not None and new.pipeline is not None and after.path is not None
-        recorded = after.path / "evidence"
-        now = (
-            evidence_of(new.pipeline, after.path, after.kernel_digests())
-            if recorded.is_dir()
-            else ()
-        )
-        if old is None or old.pipeline is None or before.path is None:
+        if not (after.path / "evidence").is_dir():
+            return (), ()
+        now = evidence_of(new.pipeline, after.path, after.kernel_digests())
+        if old is None or old.pipeline is None:
             return (), now
+        if before.manifest is None or before.path is None:  # judged by the records of today
+            return evidence_of(old.pipeline, after.path, before.kernel_digests()), now
         blocks = self.base.bring(DEVICE) or DEVICE
         then = evidence_of(old.pipeline, before.path, before.kernel_digests(), blocks)
         return then, now
 
 
-def _labelled(side: Side, base: Base) -> Side:
-    """The old side with its findings placed in the old side: `HEAD: pipelines/x.yaml`."""
+def _labelled(side: Side, base: Base, pair: Pair) -> Side:
+    """The old side with its findings placed where its files are: `HEAD (1f2e): pipelines/x.yaml`
+    for a commit, else as files on disk."""
+    assert pair.old is not None and pair.old_as is not None
+
+    def place(path: str) -> str:
+        if base.top is not None:
+            return f"{base.label}: {path}"
+        if path == pair.old_as:
+            return display(pair.old)
+        return display(pair.old.parent / os.path.relpath(path, Path(pair.old_as).parent))
+
     found = []
     for finding in side.found:
         span = finding.span
         if span is not None:
-            span = replace(span, path=f"{base.label}: {span.path}")
+            span = replace(span, path=place(span.path))
         found.append(replace(finding, span=span, fix=(), repairs=()))
     return replace(side, found=tuple(found))
 

@@ -199,6 +199,8 @@ def _details(old: Launch, new: Launch) -> list[LaunchChange]:
     ):
         if before != after:
             texts = _only_differing(before, after)
+            if kind == "operands":  # an operand bound to what has its name is said once
+                texts = tuple(", ".join(map(_shortly, filter(None, t.split(", ")))) for t in texts)
             changes.append(LaunchChange(kind, name, *texts))  # type: ignore[arg-type]
     start = (old.pdl.attribute, old.pdl.attribute_reason)
     changes += _overlap("start", name, start, (new.pdl.attribute, new.pdl.attribute_reason))
@@ -238,6 +240,11 @@ def _pairs(pairs: Iterable[tuple[str, object]]) -> dict[str, str]:
 
 def _operands(launch: Launch) -> dict[str, str]:
     return {binding.operand: binding.target for binding in launch.bindings}
+
+
+def _shortly(pair: str) -> str:
+    operand, _, target = pair.partition("=")
+    return operand if operand == target else pair
 
 
 def _only_differing(before: dict[str, str], after: dict[str, str]) -> tuple[str, str]:

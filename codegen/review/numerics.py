@@ -23,8 +23,8 @@ def step_numerics(old: StepPlan, new: StepPlan) -> tuple[str, ...]:
         + _conventions(old_ones, new_ones)
         for old_ones, new_ones in pairs
     ]
-    lines += [f"{launch.name} is gone{_taken_over(launch, old, new)}" for launch in removed]
-    lines += [f"{launch.name} is new" for launch in added]
+    lines += [f"{launch.name} is gone{_taken_over(launch, new)}" for launch in removed]
+    lines += [f"{launch.name} is new{_taken_from(launch, old)}" for launch in added]
     for name, launch in after.items():
         if name in before:
             lines += _words(before[name], launch)
@@ -63,15 +63,22 @@ def _sum(launches: Iterable[Launch]) -> str:
     return " + ".join(launch.name for launch in launches)
 
 
-def _taken_over(launch: Launch, old: StepPlan, new: StepPlan) -> str:
+def _taken_over(launch: Launch, new: StepPlan) -> str:
     """Who writes what a removed launch wrote."""
-    written = {binding.target for binding in launch.bindings if binding.access.writes}
-    heirs = [
-        one.name
-        for one in new.launches
-        if written & {binding.target for binding in one.bindings if binding.access.writes}
-    ]
+    written = _results(launch)
+    heirs = [one.name for one in new.launches if written & _results(one)]
     return f", {' and '.join(heirs)} writes {', '.join(sorted(written))}" if heirs else ""
+
+
+def _taken_from(launch: Launch, old: StepPlan) -> str:
+    """Who wrote before what an added launch writes."""
+    written = _results(launch)
+    known = [one.name for one in old.launches if written & _results(one)]
+    return f", {' and '.join(known)} wrote {', '.join(sorted(written))} before" if known else ""
+
+
+def _results(launch: Launch) -> set[str]:
+    return {binding.target for binding in launch.bindings if binding.access.writes}
 
 
 def _conventions(old: Iterable[Launch], new: Iterable[Launch]) -> str:

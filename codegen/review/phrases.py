@@ -9,7 +9,7 @@ from kpipe.codegen.plan.describe import row_list
 from kpipe.codegen.review.launches import edge_text, edge_way
 from kpipe.codegen.review.model import Difference, FileChange, Files, LaunchChange, ListChange
 from kpipe.codegen.review.numerics import ROUNDING
-from kpipe.codegen.review.verdict import count, numerics_change, proof_text
+from kpipe.codegen.review.verdict import LONE, count, numerics_change, proof_text
 
 NAMES_SHOWN = 8
 FINDINGS_SHOWN = 4
@@ -35,7 +35,7 @@ def state_line(one: Difference, base: str) -> Iterator[str]:
     elif one.state == "refused":
         yield "The new side cannot be planned, so nothing is compared."
     yield from (f"{fact}." for fact in one.facts)
-    yield from (f"Old side: {_finding(finding)}." for finding in one.old_found[:1])
+    yield from (f"Old side: {_finding(finding)}" for finding in one.old_found[:1])
     if len(one.old_found) > 1:
         yield f"Old side: {_more(len(one.old_found) - 1)}."
     yield from (f"**{_finding(finding)}**" for finding in one.found[:FINDINGS_SHOWN])
@@ -105,7 +105,7 @@ def file_lines(one: Difference) -> Iterator[str]:
         if one.after is not None and one.after.kind in ("racy", "assumed"):
             yield "Files: nothing can be generated from a spec that is not proved."
         return
-    if one.state == "new":
+    if one.state in LONE:
         total = count(sum(bool(change.effect) for change in files.changes), "file")
         yield f"Files: {total} below `{files.folder}`."
     else:
@@ -172,7 +172,7 @@ def evidence_lines(one: Difference) -> Iterator[str]:
     if one.after is None or one.after.kind != "proved" or not one.evidence_totals:
         return
     kinds: dict[str, list[str]] = {}
-    for change in () if one.state == "new" else one.evidence:
+    for change in () if one.state in LONE else one.evidence:
         text = f"`{change.op}` on {change.arch} at {row_list(change.rows)} rows"
         if change.before == "valid" and change.after:
             kinds.setdefault("**Launches that lose valid evidence**", []).append(text)
@@ -184,7 +184,7 @@ def evidence_lines(one: Difference) -> Iterator[str]:
             kinds.setdefault("Launches that gain valid evidence", []).append(text)
     if kinds:
         yield from (f"{kind}: {', '.join(listed)}." for kind, listed in kinds.items())
-    elif one.state != "new":
+    elif one.state not in LONE:
         yield "Evidence: no launch loses or gains a valid GPU record."
     totals = "; ".join(text.removeprefix("evidence ") for text in one.evidence_totals)
     yield f"GPU records after the change: {totals}."
@@ -235,6 +235,8 @@ def launch_line(change: LaunchChange) -> str:
         return _start(name, before, after, change.effect)
     if change.kind == "release":
         return _release(name, before, after, change.effect)
+    if change.kind == "operands" and not (before and after):
+        return f"{name} {'is now given' if after else 'is no longer given'} {after or before}."
     return f"{name} {change.kind}: {before or '-'} -> {after or '-'}."
 
 
@@ -283,10 +285,15 @@ def edge_lines(change: ListChange) -> Iterator[str]:
             still = "; other edges still order the two" if edge.implied else ""
             yield f"Edge removed: {edge_text(before)}{still}."
         elif before is not None and after is not None:
-            ways = f"{edge_way(before)} -> {edge_way(after)}"
-            alike.setdefault(ways, []).append(f"{after.first} -> {after.second}")
-    for ways, listed in alike.items():
-        yield f"Edges changed ({ways}): {'; '.join(listed)}."
+            ways = edge_way(after), edge_way(before)
+            if before.event == after.event:
+                ways = after.port, before.port
+            elif before.port == after.port:
+                ways = f"by {ways[0].partition(',')[0]}", ways[1].partition(",")[0]
+            what = f"now {ways[0]} (was {ways[1]})"
+            alike.setdefault(what, []).append(f"{after.first} -> {after.second}")
+    for what, listed in alike.items():
+        yield f"{'Edge' if len(listed) == 1 else 'Edges'} {what}: {'; '.join(listed)}."
     for edge in change.edges:
         if edge.before is None and edge.after is not None:
             known = "; they were ordered before" if edge.implied else ""

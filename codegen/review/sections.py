@@ -106,12 +106,11 @@ def _head(one: Difference, review: Review) -> Section:
         if rest:
             keep = "keeps its schedule" if rest == 1 else "keep their schedule"
             lines.append(f"The other {count(rest, 'row range')} {keep}.")
-        lines.append(PREDICTED)
     elif one.state in ("changed", "same"):
         lines.append(f"No schedule change in {count(len(one.ranges), 'row range')}.")
     lines += [f"Rename: {r.kind} `{r.before}` -> `{r.after}`." for r in one.renames]
-    lines += [*proof_line(one), *numerics_line(one), *_memory_line(one)]
-    lines += [*file_lines(one), *evidence_lines(one)]
+    lines += [*proof_line(one), *numerics_line(one), *file_lines(one), *evidence_lines(one)]
+    lines += [*_memory_line(one), *([PREDICTED] if changed else [])]
     blocks.append(Bullets(tuple(lines)))
     return Section(f"`{one.name}` ({one.path})", tuple(blocks), 1, detail=False)
 
@@ -133,7 +132,10 @@ def _range_table(one: Difference, ranges: list[RowRange]) -> Table:
         )
         mode = _modes(entry)
         rows.append((entry.arch, str(entry.q), row_list(entry.rows), mode, *numbers, _times(entry)))
-    return Table(header, tuple(rows))
+    merged: dict[tuple[str, ...], list[str]] = {}
+    for arch, *cells in rows:
+        merged.setdefault(tuple(cells), []).append(arch)
+    return Table(header, tuple((", ".join(archs), *cells) for cells, archs in merged.items()))
 
 
 def _modes(entry: RowRange) -> str:
@@ -169,18 +171,26 @@ def _memory_line(one: Difference) -> list[str]:
     if one.memory is None:
         return []
     before, after = one.memory
-    total = f"{after.total / MIB:.1f} MiB a rank at the largest row count"
+    total = f"{_bytes(after.total)} a rank at the largest row count"
     if before == after:
         return [f"Memory: unchanged, {total}."]
     parts = [
-        f"{what} {(now - then) / MIB:+.2f} MiB"
+        f"{what} {_grown(now - then)}"
         for what, then, now in zip(
             ("buffers", "mailboxes", "workspaces"), _parts(before), _parts(after), strict=True
         )
         if now != then
     ]
-    grown = (after.total - before.total) / MIB
-    return [f"Memory: {grown:+.2f} MiB ({', '.join(parts)}), now {total}."]
+    grown = _grown(after.total - before.total)
+    return [f"Memory: {grown} ({', '.join(parts)}), now {total}."]
+
+
+def _bytes(size: int) -> str:
+    return f"{size / MIB:.1f} MiB" if abs(size) >= MIB else f"{size / 1024:.1f} KiB"
+
+
+def _grown(size: int) -> str:
+    return f"{'+' if size > 0 else ''}{_bytes(size)}"
 
 
 def _parts(memory: Memory) -> tuple[int, int, int]:
@@ -190,7 +200,7 @@ def _parts(memory: Memory) -> tuple[int, int, int]:
 def _details(one: Difference, seen: dict[tuple, str]) -> Iterator[Section]:
     for number, change in enumerate(one.lists):
         uses = [entry for entry in one.ranges if entry.change == number]
-        title = f"{_uses(uses)}: {_title(change)}"
+        title = f"{_title(change)} at {_uses(uses)}"
         graph = _graph(change, uses)
         if _alike(change) in seen:
             line = f"Launch by launch as for {seen[_alike(change)]}."
@@ -198,7 +208,7 @@ def _details(one: Difference, seen: dict[tuple, str]) -> Iterator[Section]:
             continue
         seen[_alike(change)] = f"`{one.name}`, {_uses(uses)}"
         yield Section(title, tuple(_list_blocks(change)), folded=number > 0)
-        yield Section(f"Graph and critical path, {title}", (Bullets(graph),), folded=True)
+        yield Section(f"Graph and critical path of {title}", (Bullets(graph),), folded=True)
     yield from _settings(one)
 
 
@@ -239,16 +249,21 @@ def _setting_name(section: str, name: str, used: set[str]) -> str:
 
 
 def _uses(ranges: list[RowRange]) -> str:
-    groups: dict[tuple[str, int], list[int]] = {}
+    """`sm_90a, sm_100a: q 1 rows 1-4; q 4 rows 4`."""
+    rows: dict[str, dict[int, list[int]]] = {}
     for entry in ranges:
-        groups.setdefault((entry.arch, entry.q), []).extend(entry.rows)
-    return "; ".join(f"{arch} q {q} rows {row_list(rows)}" for (arch, q), rows in groups.items())
+        rows.setdefault(entry.arch, {}).setdefault(entry.q, []).extend(entry.rows)
+    alike: dict[str, list[str]] = {}
+    for arch, queries in rows.items():
+        text = "; ".join(f"q {q} rows {row_list(listed)}" for q, listed in queries.items())
+        alike.setdefault(text, []).append(arch)
+    return "; ".join(f"{', '.join(archs)}: {text}" for text, archs in alike.items())
 
 
 def _title(change: ListChange) -> str:
     if change.mode_before != change.mode_after:
         return f"`{change.mode_before}` -> `{change.mode_after}`"
-    return f"`{change.mode_after}` changed"
+    return f"`{change.mode_after}`, changed,"
 
 
 def _list_blocks(change: ListChange) -> Iterator[Bullets | Picture]:
@@ -276,7 +291,7 @@ def _graph(change: ListChange, uses: list[RowRange]) -> tuple[str, ...]:
         *edge_lines(change),
     ]
     entry = uses[0]
-    at = f"{entry.arch} q {entry.q} rows {entry.rows[0]}"
+    at = f"{entry.arch}, q {entry.q}, {count(entry.rows[0], 'row')}"
     if entry.path_before == entry.path_after:
         lines.append(f"Predicted critical path at {at}, unchanged: {' > '.join(entry.path_after)}.")
     else:

@@ -8,6 +8,7 @@ from kpipe.codegen.plan.describe import row_list
 from kpipe.codegen.review.model import Difference, Review, RowRange
 from kpipe.codegen.review.side import Verdict
 
+LONE = ("new", "no base")  # there is no old side to compare with
 VISIBLE = 0.05  # us; less is no predicted change
 
 
@@ -80,14 +81,14 @@ def _proof(pipelines: Sequence[Difference]) -> str:
     was = [
         one.before
         for one in pipelines
-        if one.after is not None and one.before is not None and one.before.kind != "proved"
+        if one.state not in LONE and one.after and one.before and one.before.kind != "proved"
     ]
     texts = ", ".join(dict.fromkeys(proof_text(verdict) for verdict in was))
     return f"proved (was {texts})" if was else "proved"
 
 
 def _kernels(pipelines: Sequence[Difference]) -> list[str]:
-    files = [one.files for one in pipelines if one.files is not None and one.state != "new"]
+    files = [one.files for one in pipelines if one.files is not None and one.state not in LONE]
     if not files:
         return []
     effects: dict[str, int] = {}
@@ -135,7 +136,7 @@ def _evidence(pipelines: Sequence[Difference]) -> list[str]:
     bare = sum(
         len(change.rows)
         for one in pipelines
-        if one.state != "new"
+        if one.state not in LONE
         for change in one.evidence
         if not change.before and change.after != "valid"
     )
