@@ -9,10 +9,12 @@ from kpipe.codegen.plan.describe import row_list
 from kpipe.codegen.review.launches import edge_text, edge_way
 from kpipe.codegen.review.model import Difference, FileChange, Files, LaunchChange, ListChange
 from kpipe.codegen.review.numerics import ROUNDING
+from kpipe.codegen.review.side import Verdict
 from kpipe.codegen.review.verdict import LONE, count, numerics_change, proof_text
 
 NAMES_SHOWN = 8
 FINDINGS_SHOWN = 4
+_OVERLAP = ("start", "release")
 _CAUSES = {
     "spec": "follows from the spec",
     "template": "another template",
@@ -63,19 +65,21 @@ def proof_line(one: Difference) -> Iterator[str]:
         was = f" (before: {proof_text(before)})" if before is not None else ""
         yield f"Proof: none, there is no plan{was}."
         return
-    rests = f"; rests on `{'`, `'.join(after.basis)}`" if after.kind == "proved" else ""
-    if after.kind == "assumed":
-        rests = "; no document promises it"
-    if before is None:
-        yield f"Proof: {proof_text(after)}, eager and captured{rests}."
-    elif before == after:
-        yield f"Proof: {proof_text(after)} before and after, eager and captured{rests}."
-    else:
-        now = f"{proof_text(after)}, eager and captured{rests}"
-        was = proof_text(before)
+    both = " before and after" if before == after else ""
+    was = ""
+    if before is not None and before != after:
+        was = f"; before: {proof_text(before)}"
         if before.kind == after.kind == "proved":
-            was += f", resting on `{'`, `'.join(before.basis)}`"
-        yield f"Proof: {now}; before: {was}."
+            was += f", resting on {_basis(before)}"
+    if after.kind == "proved":
+        how = f", eager and captured; rests on {_basis(after)}"
+    else:
+        how = "; no document promises it" if after.kind == "assumed" else ""
+    yield f"Proof: {proof_text(after)}{both}{how}{was}."
+
+
+def _basis(verdict: Verdict) -> str:
+    return ", ".join(f"`{word}`" for word in verdict.basis)
 
 
 def numerics_line(one: Difference) -> Iterator[str]:
@@ -86,7 +90,8 @@ def numerics_line(one: Difference) -> Iterator[str]:
     if sized:
         yield "Numerics: sizes differ between the sides, so results are not comparable."
     if not numerics_change(one):
-        if one.changed_ranges and not sized:
+        proved = one.after is not None and one.after.kind == "proved"
+        if one.changed_ranges and proved and not sized:
             yield "Numerics: the same ops with the same tiles; results are bitwise equal."
         return
     words = [*one.numerics]
@@ -191,27 +196,45 @@ def evidence_lines(one: Difference) -> Iterator[str]:
 
 
 def launch_lines(changes: Iterable[LaunchChange]) -> Iterator[str]:
-    """Changes of launches as sentences; launches that move in a row are one sentence."""
+    """Changes of launches as sentences.
+
+    Launches that move in a row are one sentence, and so are those whose overlap changes alike.
+    """
+    listed = list(changes)
     rows: list[list[LaunchChange]] = []
-    for change in changes:
-        last = rows[-1][-1] if rows else None
-        together = (
-            last is not None
-            and change.kind == last.kind == "moved"
-            and change.after.endswith(f", behind {last.name}")
-            and _stream(change.before) == _stream(last.before)
-            and _stream(change.after) == _stream(last.after)
-        )
-        if together:
+    for change in listed:
+        if rows and _follows(change, rows[-1][-1]):
             rows[-1].append(change)
-        else:
+        elif change.kind not in _OVERLAP:
             rows.append([change])
     for row in rows:
         if len(row) == 1:
             yield launch_line(row[0])
         else:
-            names = ", ".join(f"`{change.name}`" for change in row)
-            yield f"{names} move together: {row[0].before} -> {row[0].after}."
+            yield f"{_quoted(row)} move together: {row[0].before} -> {row[0].after}."
+    alike: dict[tuple[str, ...], list[LaunchChange]] = {}
+    for change in listed:
+        if change.kind in _OVERLAP:
+            key = (change.kind, change.effect, change.before, change.after)
+            alike.setdefault(key, []).append(change)
+    for (kind, effect, before, after), group in alike.items():
+        what = "PDL as before" if effect == "reason" else f"PDL {effect}"
+        why = ", for another reason" if effect == "reason" else ""
+        yield f"{what}, {kind} of {_quoted(group)}{why}: {after} (was {before})."
+
+
+def _follows(change: LaunchChange, last: LaunchChange) -> bool:
+    """Whether a launch moved right behind the last one, from the same stream to the same."""
+    return (
+        change.kind == last.kind == "moved"
+        and change.after.endswith(f", behind {last.name}")
+        and _stream(change.before) == _stream(last.before)
+        and _stream(change.after) == _stream(last.after)
+    )
+
+
+def _quoted(changes: Iterable[LaunchChange]) -> str:
+    return ", ".join(f"`{change.name}`" for change in changes)
 
 
 def _stream(place: str) -> str:
@@ -219,7 +242,7 @@ def _stream(place: str) -> str:
 
 
 def launch_line(change: LaunchChange) -> str:
-    """One change of a launch as a sentence."""
+    """One change of a launch other than its overlap, as a sentence."""
     name, before, after = f"`{change.name}`", change.before, change.after
     if change.kind == "moved":
         return f"{name} moves: {before} -> {after}."
@@ -231,37 +254,9 @@ def launch_line(change: LaunchChange) -> str:
         return f"{name} is launched ({after})."
     if change.kind == "issued":
         return f"Stream {name} is issued {after}, was {before}; the device order is the same."
-    if change.kind == "start":
-        return _start(name, before, after, change.effect)
-    if change.kind == "release":
-        return _release(name, before, after, change.effect)
     if change.kind == "operands" and not (before and after):
         return f"{name} {'is now given' if after else 'is no longer given'} {after or before}."
     return f"{name} {change.kind}: {before or '-'} -> {after or '-'}."
-
-
-def _start(name: str, before: str, after: str, effect: str) -> str:
-    if effect == "gained":
-        return f"PDL gained: {name} starts early now (was {before})."
-    if effect == "dropped":
-        return f"PDL dropped: {name} starts {after} (was pdl)."
-    why, was = after.removeprefix("plain: "), before.removeprefix("plain: ")
-    return f"{name} still starts plain, for another reason: {why} (was: {was})."
-
-
-def _release(name: str, before: str, after: str, effect: str) -> str:
-    if effect == "gained":
-        return f"PDL gained: {name} releases its successor {after} (was {before})."
-    if effect == "dropped":
-        return (
-            f"PDL dropped: {name} holds its release: {after.removeprefix('held: ')} (was {before})."
-        )
-    if effect == "weakened":
-        return f"PDL weakened: {name} releases {after} (was {before})."
-    if after.startswith("held: ") and before.startswith("held: "):
-        why, was = after.removeprefix("held: "), before.removeprefix("held: ")
-        return f"{name} still holds its release, for another reason: {why} (was: {was})."
-    return f"{name}, release: {after} (was {before})."
 
 
 def overlap_lines(change: ListChange) -> list[str]:

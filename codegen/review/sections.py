@@ -103,7 +103,10 @@ def _head(one: Difference, review: Review) -> Section:
     if changed:
         blocks.append(_range_table(one, changed))
         rest = len(one.ranges) - len(changed)
-        if rest:
+        if not one.changed_ranges and one.state == "changed":
+            total = count(len(one.ranges), "row range")
+            lines.append(f"No schedule change in {total}; listed is where the time differs.")
+        elif rest:
             keep = "keeps its schedule" if rest == 1 else "keep their schedule"
             lines.append(f"The other {count(rest, 'row range')} {keep}.")
     elif one.state in ("changed", "same"):
@@ -209,7 +212,7 @@ def _details(one: Difference, seen: dict[tuple, str]) -> Iterator[Section]:
         seen[_alike(change)] = f"`{one.name}`, {_uses(uses)}"
         yield Section(title, tuple(_list_blocks(change)), folded=number > 0)
         yield Section(f"Graph and critical path of {title}", (Bullets(graph),), folded=True)
-    yield from _settings(one)
+    yield from _settings(one, seen)
 
 
 def _alike(change: ListChange) -> tuple:
@@ -220,9 +223,14 @@ def _alike(change: ListChange) -> tuple:
     )
 
 
-def _settings(one: Difference) -> Iterator[Section]:
-    """Short declarations as a table, long ones as a diff."""
+def _settings(one: Difference, seen: dict[tuple, str]) -> Iterator[Section]:
+    """Short declarations as a table, long ones as a diff; one line where they were shown."""
     if not one.settings:
+        return
+    known = seen.setdefault(("declarations", *one.settings), one.name)
+    if known != one.name:
+        line = f"The same {count(len(one.settings), 'declaration')} as for `{known}`."
+        yield Section("Declarations", (Bullets((line,)),), folded=True)
         return
     used = {entry.mode_after for entry in one.ranges} | {e.mode_before for e in one.ranges}
     cells = [

@@ -9,6 +9,7 @@ from kpipe.codegen.review.model import Difference, Review, RowRange
 from kpipe.codegen.review.side import Verdict
 
 LONE = ("new", "no base")  # there is no old side to compare with
+_RACES = ("KP3", "KP4")  # rules about order; others are about declarations and mailboxes
 VISIBLE = 0.05  # us; less is no predicted change
 
 
@@ -28,7 +29,10 @@ def proof_text(verdict: Verdict) -> str:
         return "proved"
     if verdict.kind == "assumed":
         return f"not proved, safe only under {verdict.basis[0]} ({verdict.basis[-1]})"
-    word = "not proved, racy" if verdict.kind == "racy" else "refused"
+    word = "refused"
+    if verdict.kind == "racy":
+        races = any(code.startswith(_RACES) for code in verdict.codes)
+        word = "not proved, racy" if races else "not proved"
     return f"{word} ({', '.join(verdict.codes)})"
 
 
