@@ -17,9 +17,9 @@ def render_markdown(review: Review) -> str:
     """The comment; detail sections are dropped from the last on where it would be too long."""
     sections = list(sections_of(review))
     texts = [_section(section) for section in sections]
-    head = f"{verdict_line(review)}\n"
+    head = f"{_inert(verdict_line(review))}\n"
     left_out = _dropped(sections, texts, LIMIT - _ROOM - _size(head))
-    tail = [f"Compared with {review.base} by `{review.command}`.", MARK]
+    tail = [f"Compared with {_inert(review.base)} by `{review.command}`.", MARK]
     if left_out:
         more = f"{count(left_out, 'section')} left out to keep this comment under 64 KB"
         tail.insert(0, f"{more}; `{review.command} --format text` shows all.")
@@ -49,12 +49,12 @@ def _section(section: Section) -> str:
     if section.folded:
         title = _html(section.title)
         return f"<details><summary>{title}</summary>\n\n{blocks}\n\n</details>\n"
-    return f"{'##' if section.level == 1 else '###'} {section.title}\n\n{blocks}\n"
+    return f"{'##' if section.level == 1 else '###'} {_inert(section.title)}\n\n{blocks}\n"
 
 
 def _block(block: Table | Bullets | Picture) -> str:
     if isinstance(block, Bullets):
-        return "\n".join(f"- {line}" for line in block.lines)
+        return "\n".join(f"- {_inert(line)}" for line in block.lines)
     if isinstance(block, Picture):
         return "\n".join([f"```{block.language}", *block.lines, "```"])
     rows = [block.header, ("---",) * len(block.header), *block.rows]
@@ -62,10 +62,21 @@ def _block(block: Table | Bullets | Picture) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return _inert(text).replace("|", "\\|")
+
+
+def _inert(text: str) -> str:
+    """Words of a spec may be a stranger's: outside of code no markup and no mention of anybody."""
+    parts = text.split("`")
+    code = len(parts) % 2  # every backtick has its partner
+    return "`".join(p if code and n % 2 else _escaped(p) for n, p in enumerate(parts))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("@", "&#64;")
 
 
 def _html(title: str) -> str:
     """Backticks mean nothing inside a summary."""
-    parts = title.replace("&", "&amp;").replace("<", "&lt;").split("`")
+    parts = _escaped(title).split("`")
     return "".join(f"<code>{p}</code>" if n % 2 else p for n, p in enumerate(parts))

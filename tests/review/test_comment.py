@@ -91,15 +91,21 @@ def test_a_long_comment_loses_details_from_the_last_on(found: Review) -> None:
     assert shorter.startswith("kpipe: ")
 
 
-def test_hostile_names_stay_on_their_line(repository: Path) -> None:
+@pytest.mark.parametrize("word", ["<img src=x>", "`<img src=x>", "``@team <b>", "@team `x"])
+def test_words_of_a_stranger_are_inert(repository: Path, word: str) -> None:
     text = (repository / "pipelines" / "dsa_tp.yaml").read_text()
     path = repository / "pipelines" / "hostile.yaml"
-    path.write_text(text.replace("name: dsa_tp\n", 'name: "<img>|`x`"\n'))
+    path.write_text(text.replace("core, value, o_proj]", f"core, value, '{word}']"))
     try:
         code, out = run(repository, "pipelines/hostile.yaml", "--format", "markdown")
     finally:
         path.unlink()
     assert code == 1 and out.startswith("kpipe: 1 pipeline refused (KP1")
+    for line in out.splitlines():
+        parts = line.split("`")
+        bare = parts[::2] if len(parts) % 2 else parts
+        bare = [part for part in bare if not part.startswith("<!-- kpipe")]
+        assert not [part for part in bare if "<" in part or "@" in part], line
 
 
 def test_the_same_bytes_whatever_the_hash_seed(repository: Path) -> None:
