@@ -24,7 +24,7 @@ from kpipe.codegen.review.files import (
     old_folder,
 )
 from kpipe.codegen.review.launch_evidence import evidence_changes
-from kpipe.codegen.review.model import Difference, Files, Review
+from kpipe.codegen.review.model import Difference, Files, Review, State
 from kpipe.codegen.review.side import Side, look, old_names
 
 Selection = tuple[int | None, int | None, str | None]
@@ -106,7 +106,9 @@ class _Run:
             return self._with_orphan(lone(old, "deleted", selected), old)
         if new.pipeline is None:
             before = old.verdict if old else None
-            return Difference(_stem(new), new.path, "refused", before, new.verdict, found=new.found)
+            name = old.pipeline.name if old and old.pipeline else _stem(new)
+            state: State = "draft" if new.verdict.kind == "draft" else "refused"
+            return Difference(name, new.path, state, before, new.verdict, found=new.found)
         if old is None or old.pipeline is None:
             found = lone(new, "no base" if old else "new", selected)
             if old is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 SIZE_LIMIT = 1 << 20  # bytes; nothing that kpipe reads or writes is larger
+_OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 
 
 class GitError(Exception):
@@ -91,9 +93,15 @@ def _said(done: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def _git(folder: Path, *words: str, given: bytes | None = None) -> subprocess.CompletedProcess:
+    # In a hook git hands on where its own repository and index are; here the folder decides.
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
     try:
         return subprocess.run(
-            ["git", "-C", str(folder), *words], input=given, capture_output=True, check=False
+            ["git", "-C", str(folder), *words],
+            input=given,
+            capture_output=True,
+            check=False,
+            env=environment,
         )
     except FileNotFoundError:
         raise GitError("git is not installed; name a folder or a file instead of a ref") from None

@@ -13,7 +13,7 @@ LaunchKind = Literal[
     "moved", "added", "removed", "replaced", "issued", "flags", "options", "tile", "operands",
     "start", "release",
 ]  # fmt: skip
-State = Literal["changed", "same", "new", "deleted", "refused", "no base"]
+State = Literal["changed", "same", "new", "deleted", "refused", "draft", "no base"]
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,12 @@ def state_line(one: Difference, base: str) -> Iterator[str]:
         yield f"Deleted: `{one.path}` is in {base} and no longer here."
     elif one.state == "no base":
         codes = ", ".join(dict.fromkeys(d.code for d in one.old_found))
-        yield (
-            f"The old side could not be planned ({codes}), so nothing is compared; what follows "
-            "is the new side alone."
-        )
+        why = f"could not be planned ({codes})" if codes else "is a draft"
+        yield f"The old side {why}, so nothing is compared; what follows is the new side alone."
     elif one.state == "refused":
         yield "The new side cannot be planned, so nothing is compared."
+    elif one.state == "draft":
+        yield "The new side is a draft: it is checked, and not planned yet."
     yield from (f"{fact}." for fact in one.facts)
     yield from (f"Old side: {_finding(finding)}" for finding in one.old_found[:1])
     if len(one.old_found) > 1:
@@ -61,7 +61,7 @@ def proof_line(one: Difference) -> Iterator[str]:
     before, after = one.before, one.after
     if after is None:
         return
-    if after.kind == "refused":
+    if after.kind in ("refused", "draft"):
         was = f" (before: {proof_text(before)})" if before is not None else ""
         yield f"Proof: none, there is no plan{was}."
         return

@@ -88,11 +88,15 @@ def _is_quiet(one: Difference) -> bool:
         change.effect or (change.disk != "current" and not one.files.never_written)
         for change in one.files.changes
     )
+    if one.state == "draft":
+        return one.before is None or one.before.kind == "draft"
     bad = one.found or one.warnings or one.old_found or one.evidence
     return one.state == "same" and files and not bad
 
 
 def _quiet_text(one: Difference) -> str:
+    if one.state == "draft":
+        return "a draft, checked and not planned"
     return f"{count(len(one.ranges), 'row range')}, no schedule change, no generated file changes"
 
 

@@ -20,7 +20,7 @@ from kpipe.codegen.proof.proved import decided, remembered
 if TYPE_CHECKING:
     from kpipe.codegen.proof.synthesis import Synthesis
 
-Kind = Literal["proved", "assumed", "racy", "refused"]
+Kind = Literal["proved", "assumed", "racy", "refused", "draft"]
 Rename = Callable[[str], str]
 
 
@@ -30,8 +30,8 @@ class Verdict:
 
     proved: free of races by the documents.  assumed: every pair that the documents leave open is
     ordered by a reading that was measured and that nobody promises.  racy: some pair is ordered
-    by nothing.  refused: there is no plan to prove.  `basis` are the declarations or the readings
-    that it rests on, `codes` the rules of its findings.
+    by nothing.  refused: there is no plan to prove.  draft: kpipe does not plan it yet.  `basis`
+    are the declarations or the readings that it rests on, `codes` the rules of its findings.
     """
 
     kind: Kind
@@ -64,6 +64,8 @@ def look(path: str, texts: dict[str, str], shown: Rename = str) -> Side:
     known = shown(path)
     try:
         resolved = resolve_spec(path, own)
+        if resolved.spec.draft is not None:
+            return Side(known, Verdict("draft"))
         refuse_unbuilt(resolved)
         pipeline = build_plan(resolved, Report(resolved.source))
     except SpecError as error:

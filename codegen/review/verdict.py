@@ -29,6 +29,8 @@ def proof_text(verdict: Verdict) -> str:
         return "proved"
     if verdict.kind == "assumed":
         return f"not proved, safe only under {verdict.basis[0]} ({verdict.basis[-1]})"
+    if verdict.kind == "draft":
+        return "a draft"
     word = "refused"
     if verdict.kind == "racy":
         races = any(code.startswith(_RACES) for code in verdict.codes)
@@ -76,7 +78,7 @@ def _what(review: Review) -> str:
 
 def _proof(pipelines: Sequence[Difference]) -> str:
     after = [one.after for one in pipelines if one.after is not None]
-    after = [verdict for verdict in after if verdict.kind != "refused"]
+    after = [verdict for verdict in after if verdict.kind not in ("refused", "draft")]
     bad = [verdict for verdict in after if verdict.kind != "proved"]
     if bad:
         return ", ".join(dict.fromkeys(proof_text(verdict) for verdict in bad))
@@ -85,7 +87,7 @@ def _proof(pipelines: Sequence[Difference]) -> str:
     was = [
         one.before
         for one in pipelines
-        if one.state not in LONE and one.after and one.before and one.before.kind != "proved"
+        if one.state in ("changed", "same") and one.before and one.before.kind != "proved"
     ]
     texts = ", ".join(dict.fromkeys(proof_text(verdict) for verdict in was))
     return f"proved (was {texts})" if was else "proved"

@@ -13,6 +13,7 @@ from spec_project import edit
 from kpipe.codegen.review.base import opened
 from kpipe.codegen.review.git import files_of
 from kpipe.codegen.review.model import Rename
+from kpipe.codegen.review.verdict import verdict_line
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +159,31 @@ def test_a_spec_that_became_racy(repository: Path) -> None:
     found = only(repository, "pipelines/dsa_dcp.yaml")
     assert found.after.kind == "assumed" and set(found.after.codes) == {"KP301", "KP303"}
     assert found.lists and found.files is None and found.found
+
+
+def test_a_draft_is_no_finding(repository: Path) -> None:
+    (repository / "pipelines" / "draft.yaml").write_text(
+        "extends: dsa_tp.yaml\nname: draft\ndraft: {missing: [nobody]}\n"
+    )
+    commit(repository)
+    found = only(repository, "pipelines/draft.yaml", against="HEAD")
+    assert (found.state, found.found) == ("draft", ())
+    line = verdict_line(reviewed(repository, "pipelines/draft.yaml", "pipelines/dsa_tp.yaml"))
+    assert line.startswith("kpipe: no schedule change in 2 pipelines against main (")
+    assert "draft" not in line
+
+
+def test_a_project_below_the_top_and_a_hook(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "mono" / "serving" / "layers"
+    shutil.copytree(repository, inner, ignore=shutil.ignore_patterns(".git"))
+    git(tmp_path / "mono", "init", "-q", "-b", "main")
+    commit(tmp_path / "mono")
+    edit(inner, "dsa_tp.yaml", TABLE, LATE)
+    monkeypatch.setenv("GIT_DIR", "elsewhere")
+    (found,) = reviewed(tmp_path / "mono", "serving/layers/pipelines/dsa_tp.yaml").pipelines
+    assert [one.rows for one in found.changed_ranges] == [(1, 2, 3, 4)]
 
 
 def test_words_that_name_nothing(repository: Path, tmp_path: Path) -> None:
