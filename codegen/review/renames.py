@@ -17,7 +17,6 @@ from kpipe.codegen.plan.model import (
     Item,
     Join,
     Launch,
-    Method,
     PipelinePlan,
     StepPlan,
 )
@@ -191,38 +190,6 @@ def renamed(side: Side, names: Names) -> Side:
     """The old side under the new names, so that what is left differs in more than names."""
     plan = side.pipeline
     assert plan is not None
-    known = {**names.memory, **names.instances}
-
-    def said(text: str) -> str:
-        text = _NAME.sub(lambda match: f"`{known.get(match[1], match[1])}`", text)
-        for name, other in names.instances.items():  # reasons name launches without quotes
-            text = re.sub(rf"(?<![\w`]){re.escape(name)}(?!\w)", other, text)
-        return text
-
-    def item(one: Item) -> Item:
-        return _item(one, names, said)
-
-    def step(one: StepPlan) -> StepPlan:
-        return replace(
-            one,
-            mode=names.modes.get(one.mode, one.mode),
-            asked_mode=names.modes.get(one.asked_mode, one.asked_mode),
-            items=tuple(map(item, one.items)),
-        )
-
-    def method(one: Method) -> Method:
-        return replace(one, plan=step(one.plan))
-
-    def own(entries: tuple) -> tuple:
-        return tuple(replace(e, name=names.memory.get(e.name, e.name)) for e in entries)
-
-    buffers = tuple(
-        replace(
-            buffer,
-            columns=tuple((names.memory.get(c, c), o, w) for c, o, w in buffer.columns),
-        )
-        for buffer in own(plan.buffers)
-    )
     modes = {
         names.modes.get(name, name): replace(
             mode,
@@ -231,14 +198,12 @@ def renamed(side: Side, names: Names) -> Side:
         )
         for name, mode in side.modes.items()
     }
+    step = _step_of(names)
     pipeline = replace(
-        plan,
-        buffers=buffers,
-        mailboxes=own(plan.mailboxes),
-        caches=own(plan.caches),
+        _renamed_memory(plan, names.memory),
         stages={op: names.stages.get(s, s) for op, s in plan.stages.items()},
         plans=tuple(map(step, plan.plans)),
-        methods=tuple(map(method, plan.methods)),
+        methods=tuple(replace(one, plan=step(one.plan)) for one in plan.methods),
         modes=tuple(modes),
         streams=tuple((names.streams.get(s, s), p) for s, p in plan.streams),
         fallbacks=tuple(
@@ -247,6 +212,38 @@ def renamed(side: Side, names: Names) -> Side:
         ),
     )
     return replace(side, pipeline=pipeline, modes=modes)
+
+
+def _renamed_memory(plan: PipelinePlan, memory: Mapping[str, str]) -> PipelinePlan:
+    def own(entries: tuple) -> tuple:
+        return tuple(replace(e, name=memory.get(e.name, e.name)) for e in entries)
+
+    buffers = tuple(
+        replace(buffer, columns=tuple((memory.get(c, c), o, w) for c, o, w in buffer.columns))
+        for buffer in own(plan.buffers)
+    )
+    return replace(plan, buffers=buffers, mailboxes=own(plan.mailboxes), caches=own(plan.caches))
+
+
+def _step_of(names: Names) -> Callable[[StepPlan], StepPlan]:
+    """Renames a step, the reasons of its launches included."""
+    known = {**names.memory, **names.instances}
+
+    def said(text: str) -> str:
+        text = _NAME.sub(lambda match: f"`{known.get(match[1], match[1])}`", text)
+        for name, other in names.instances.items():  # reasons name launches without quotes
+            text = re.sub(rf"(?<![\w`]){re.escape(name)}(?!\w)", other, text)
+        return text
+
+    def step(one: StepPlan) -> StepPlan:
+        return replace(
+            one,
+            mode=names.modes.get(one.mode, one.mode),
+            asked_mode=names.modes.get(one.asked_mode, one.asked_mode),
+            items=tuple(_item(item, names, said) for item in one.items),
+        )
+
+    return step
 
 
 def _item(one: Item, names: Names, said: Callable[[str], str]) -> Item:
