@@ -170,25 +170,44 @@ def generate(
 
 
 @main.command()
-@click.argument("spec", type=click.Path())
+@_SPECS
+@click.option("--against", metavar="OLD", help="What changed since a git ref, folder or file.")
 @click.option("--rows", type=int, metavar="N", help="Launches of this row count.")
 @click.option("--q", "q", type=int, metavar="N", help="Launches of this query length.")
 @click.option("--arch", metavar="A", help="Launches on this architecture, e.g. sm_90a.")
 @click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "markdown"]),
+    default="text",
+    show_default=True,
+    help="markdown is the comment of a pull request; it needs --against.",
 )
 @common_options
 def plan(
-    spec: str, rows: int | None, q: int | None, arch: str | None, form: str, color: str
+    specs: tuple[str, ...],
+    against: str | None,
+    rows: int | None,
+    q: int | None,
+    arch: str | None,
+    form: str,
+    color: str,
 ) -> int:
-    """Show the resolved plan: tables, memory, launches, and why.
+    """Show the resolved plan of SPEC: tables, memory, launches, and why.
 
     Launches are shown once per distinct launch list, or for the steps that --rows, --q and
     --arch select.
-    """
-    from kpipe.codegen.commands.plan import run
 
-    return run(spec, rows, q, arch, form, color)
+    With --against: what the schedules of all SPECs do otherwise than the old ones, whether they
+    are still proved, and which generated files change.  Without SPEC: every spec that `pipelines`
+    in the project's settings names.  OLD is a ref (`HEAD`, `origin/main`, `origin/main...` for
+    where the two parted), a copy of the project or of its pipelines folder, or one spec.
+    """
+    from kpipe.codegen.commands.plan import run, run_against
+
+    if against is not None:
+        return run_against(specs, against, (rows, q, arch), form, color)
+    return run(specs, rows, q, arch, form, color)
 
 
 @main.command()

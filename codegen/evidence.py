@@ -38,12 +38,19 @@ class LaunchEvidence:
     gpu: str = ""
 
 
-def evidence_of(pipeline: PipelinePlan, folder: Path) -> tuple[LaunchEvidence, ...]:
+def evidence_of(
+    pipeline: PipelinePlan,
+    folder: Path,
+    digests: Mapping[str, str] | None = None,
+    device: Path = DEVICE,
+) -> tuple[LaunchEvidence, ...]:
     """Every distinct launch of our own kernels, in the order of arch, rows and launch.
 
     `folder` is the pipeline's generated folder; one that does not exist has no evidence.
+    `digests` (kernel -> `kernel_digest`) stand for kernel files that are not there as they should
+    be, `device` for the folder of the building blocks.
     """
-    records = [*_records(folder)]
+    records = [*_records(folder, digests, device)]
     found: dict[LaunchEvidence, None] = {}
     for step in pipeline.plans:
         for launch in step.launches:
@@ -75,16 +82,18 @@ def summary(found: Iterable[LaunchEvidence]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def kernel_digest(path: Path) -> str:
-    """sha256 of a kernel file without the line that names its spec; empty where there is none."""
-    if not path.is_file():
-        return ""
-    lines = path.read_bytes().splitlines(keepends=True)
-    return hashlib.sha256(b"".join(lines[1:])).hexdigest() if lines else ""
+def kernel_digest(text: bytes) -> str:
+    """sha256 (hex) of a kernel file without its first line, which names its spec."""
+    return hashlib.sha256(b"".join(text.splitlines(keepends=True)[1:])).hexdigest()
 
 
-def _records(folder: Path) -> Iterable[Mapping[str, Any]]:
+def _records(
+    folder: Path, digests: Mapping[str, str] | None, device: Path
+) -> Iterable[Mapping[str, Any]]:
     """Records of this folder and those beside it, with their GPU and whether they still count."""
+    if digests is None:
+        kept = sorted((folder / "kernels").glob("*.py"))
+        digests = {path.stem: kernel_digest(path.read_bytes()) for path in kept}
     beside = sorted(folder.parent.glob("*/evidence/*.json"))
     for path in sorted(beside, key=lambda path: path.parent.parent != folder):
         try:
@@ -96,7 +105,12 @@ def _records(folder: Path) -> Iterable[Mapping[str, Any]]:
             }
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # a file that says nothing is no evidence; its launches are missing
-        current = {name: _is_current(folder, name, *made) for name, made in kernels.items()}
+        # What a file imports follows from its bytes: nothing that was not recorded can matter.
+        current = {
+            name: digests.get(name) == digest
+            and all(_file_digest(device / block) == known for block, known in blocks.items())
+            for name, (digest, blocks) in kernels.items()
+        }
         own = path.parent.parent == folder
         for entry in entries:
             known = current.get(entry.get("kernel", ""), False)
@@ -104,20 +118,9 @@ def _records(folder: Path) -> Iterable[Mapping[str, Any]]:
                 yield {"gpu": document.get("gpu", ""), **entry, "current": known}
 
 
-def _is_current(folder: Path, kernel: str, digest: str, device: Mapping[str, str]) -> bool:
-    """Whether the kernel and all that it imported have the same bytes still.
-
-    What a file imports follows from its bytes, so nothing that was not recorded can matter.
-    """
-    if kernel_digest(folder / "kernels" / f"{kernel}.py") != digest:
-        return False
-    return all(_device_digest(name) == known for name, known in device.items())
-
-
 @cache
-def _device_digest(name: str) -> str:
+def _file_digest(path: Path) -> str:
     """sha256 of a device building block; they do not change while a command runs."""
-    path = DEVICE / name
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 

@@ -66,18 +66,37 @@ class _Running:
 
 def timeline(pipeline: PipelinePlan, step: StepPlan) -> tuple[Timed, ...]:
     """Every launch of one layer of the step, in host order; overlap as the plan has it."""
-    found = [_Running(launch, moved(pipeline, step, launch)) for launch in step.launches]
-    _connect(step, found)
-    _simulate(found)
     return tuple(
         Timed(run.launch.name, run.launch.stream, run.start, run.end - run.start, run.bytes)
-        for run in found
+        for run in _run(pipeline, step)
     )
 
 
 def layer_time(pipeline: PipelinePlan, step: StepPlan) -> float:
     """Predicted time of one layer in us: from its first start to its last end."""
     return max((timed.end for timed in timeline(pipeline, step)), default=0.0)
+
+
+def critical_path(pipeline: PipelinePlan, step: StepPlan) -> tuple[str, ...]:
+    """Launches that decide the predicted time of one layer, in order.
+
+    It goes back from the last launch to end, each time to what the launch waited for longest.
+    """
+    found = _run(pipeline, step)
+    at = max(range(len(found)), key=lambda position: found[position].end, default=None)
+    path: list[str] = []
+    while at is not None:
+        path.append(found[at].launch.name)
+        behind = found[at].behind
+        at = max(behind, key=lambda position: found[position].end + behind[position], default=None)
+    return tuple(reversed(path))
+
+
+def _run(pipeline: PipelinePlan, step: StepPlan) -> list[_Running]:
+    found = [_Running(launch, moved(pipeline, step, launch)) for launch in step.launches]
+    _connect(step, found)
+    _simulate(found)
+    return found
 
 
 def moved(pipeline: PipelinePlan, step: StepPlan, launch: Launch) -> int:

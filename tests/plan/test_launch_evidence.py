@@ -47,7 +47,7 @@ def record(folder: Path, made_of: dict[str, object] | None = None, **changes: ob
         "ok": True,
     } | changes
     kernel = {
-        "sha256": kernel_digest(folder / "kernels" / f"{KERNEL}.py"),
+        "sha256": kernel_digest((folder / "kernels" / f"{KERNEL}.py").read_bytes()),
         "device": {"memory.py": sha256(DEVICE / "memory.py")},
     } | (made_of or {})
     document = {"gpu": "GPU X", "kernels": {KERNEL: kernel}, "records": [entry]}

@@ -1,0 +1,1 @@
+"""What a change of a specification does to its schedule, for the reviewer of a pull request."""
