@@ -337,8 +337,9 @@ _RULES = (
     Rule(
         "KP808",
         "selection is not declared",
-        "`plan` shows steps that the spec declares. It does not invent a plan for others: at run "
-        "time rows are padded to the next declared count, and anything larger is refused.",
+        "`plan`, `why` and `show` answer for steps and modes that the spec declares. They do not "
+        "invent a plan for others: at run time rows are padded to the next declared count, and "
+        "anything larger is refused.",
         "kpipe plan pipelines/dsa_tp.yaml --rows 9",
         "Select one of the listed values, or declare it in the spec.",
     ),

@@ -49,7 +49,7 @@ def _mode_at(
     report: Report,
 ) -> Mode | None:
     if only:
-        return None if _illegal(resolved, only) else resolved.modes[only]
+        return None if illegal(resolved, only) else resolved.modes[only]
     return _legal_mode(resolved, cell, fallbacks, report)
 
 
@@ -90,7 +90,7 @@ def _legal_mode(
     name = cell.value.raw if isinstance(cell.value, Scalar) else ""
     tried: list[str] = []
     while True:
-        reason = _illegal(resolved, name)
+        reason = illegal(resolved, name)
         if not reason:
             return resolved.modes[name]
         tried.append(name)
@@ -107,8 +107,8 @@ def _legal_mode(
         name = replacement
 
 
-def _illegal(resolved: Resolved, name: str) -> str:
-    """Why the mode may not stand in this spec; empty where it may."""
+def illegal(resolved: Resolved, name: str) -> str:
+    """Why the declared mode `name` may not stand in this spec; empty where it may."""
     facts = {
         "dcp": resolved.context_parallel,
         "fused_indexer": resolved.spec.features.fused_indexer,

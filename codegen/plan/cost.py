@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+from types import MappingProxyType
 
 from kpipe.codegen.ops.contract import Access, Kind, Operand
 from kpipe.codegen.plan.memory import DTYPE_BYTES
@@ -38,13 +39,16 @@ _PAGE = 64
 @dataclass(frozen=True)
 class Timed:
     """One launch: start and duration in us from the start of the layer, bytes moved to and from
-    memory."""
+    memory; `behind` are the positions of the launches that it starts behind, each with the gap in
+    us; `measured` is True where the duration was given and not predicted."""
 
     name: str
     stream: str
     start: float
     duration: float
     bytes: int
+    behind: tuple[tuple[int, float], ...] = ()
+    measured: bool = False
 
     @property
     def end(self) -> float:
@@ -54,23 +58,47 @@ class Timed:
 
 @dataclass
 class _Running:
-    """A launch in the simulation; `behind` holds earlier launches and the gap behind each."""
+    """A launch in the simulation; `behind` holds earlier launches and the gap behind each.
+
+    `shortest` is the time that it takes whatever its bytes need.
+    """
 
     launch: Launch
     bytes: int
+    shortest: float = FLOOR
+    measured: bool = False
     behind: dict[int, float] = field(default_factory=dict)
     start: float = -1.0
     end: float = -1.0
     left: float = 0.0
 
 
-def timeline(pipeline: PipelinePlan, step: StepPlan) -> tuple[Timed, ...]:
-    """Every launch of one layer of the step, in host order; overlap as the plan has it."""
-    found = [_Running(launch, moved(pipeline, step, launch)) for launch in step.launches]
+def timeline(
+    pipeline: PipelinePlan, step: StepPlan, measured: Mapping[str, float] = MappingProxyType({})
+) -> tuple[Timed, ...]:
+    """Every launch of one layer of the step, in host order; overlap as the plan has it.
+
+    `measured` gives durations in us by launch name.  Such a launch was timed in a chain, with the
+    gap ahead of it: it takes that time, shares no bandwidth and has no gap of its own.
+    """
+    found = []
+    for launch in step.launches:
+        run = _Running(launch, moved(pipeline, step, launch))
+        if launch.name in measured:
+            run.shortest, run.measured = measured[launch.name], True
+        found.append(run)
     _connect(step, found)
     _simulate(found)
     return tuple(
-        Timed(run.launch.name, run.launch.stream, run.start, run.end - run.start, run.bytes)
+        Timed(
+            run.launch.name,
+            run.launch.stream,
+            run.start,
+            run.end - run.start,
+            run.bytes,
+            tuple(run.behind.items()),
+            run.measured,
+        )
         for run in found
     )
 
@@ -151,6 +179,8 @@ def _connect(step: StepPlan, found: list[_Running]) -> None:
             if item.stream in last:
                 gap = GAP_PDL if item.pdl.attribute else GAP_FULL
                 run.behind[last[item.stream]] = gap
+            if run.measured:
+                run.behind = dict.fromkeys(run.behind, 0.0)
             last[item.stream] = position
             continue
         source, target = (
@@ -172,13 +202,14 @@ def _simulate(found: list[_Running]) -> None:
             if all(found[p].end >= 0 for p in behind)
         }
         for position in [p for p, time in ready.items() if time <= now]:
-            found[position].start, found[position].left = now, float(found[position].bytes)
+            run = found[position]
+            run.start, run.left = now, 0.0 if run.measured else float(run.bytes)
             waiting.remove(position)
             running.append(position)
         busy = [p for p in running if found[p].left > 0]
         rate = BANDWIDTH / len(busy) if busy else 0.0
         ends = [
-            max(found[p].start + FLOOR, now + (found[p].left / rate if found[p].left > 0 else 0.0))
+            max(found[p].start + found[p].shortest, now + (found[p].left / rate if found[p].left > 0 else 0.0))
             for p in running
         ]
         turns = [now + found[p].left / rate for p in busy]  # the others then get more bandwidth
@@ -190,6 +221,6 @@ def _simulate(found: list[_Running]) -> None:
         now = following
         for position in list(running):
             run = found[position]
-            if run.left == 0.0 and now >= run.start + FLOOR:
+            if run.left == 0.0 and now >= run.start + run.shortest:
                 run.end = now
                 running.remove(position)

@@ -26,9 +26,9 @@ def matching_steps(
     queries = [query for query, _ in plan.rows]
     counts = sorted({step.rows for step in plan.plans if q is None or step.q == q})
     found = [
-        *_undeclared("q", q, queries, ""),
-        *(_undeclared("rows", rows, counts, _next(rows, counts)) if counts else ()),
-        *_undeclared("arch", arch, plan.targets, _near(arch, plan.targets)),
+        *undeclared("q", q, queries, ""),
+        *(undeclared("rows", rows, counts, _next(rows, counts)) if counts else ()),
+        *undeclared("arch", arch, plan.targets, _near(arch, plan.targets)),
     ]
     if found:
         raise SpecError(found)
@@ -57,9 +57,10 @@ def select_plans(
     return tuple(first.values())
 
 
-def _undeclared(
+def undeclared(
     option: str, given: object, declared: Sequence[object], help: str
 ) -> tuple[Diagnostic, ...]:
+    """KP808 for the value of an option that the spec does not declare; nothing for None."""
     if given is None or given in declared:
         return ()
     message = f"`--{option} {given}`: the spec does not declare it"
