@@ -8,7 +8,6 @@ that what fits here fits with any fallback font.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
 
 WIDTH = 1000.0  # of every picture
 PAD = 20.0
@@ -65,6 +64,12 @@ text{{fill:{ink}}}.m{{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono'
 """
 
 
+def escape(words: str, *, quote: bool = True) -> str:
+    """Text as XML content, or as the value of an attribute in double quotes."""
+    words = words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return words.replace('"', "&quot;") if quote else words
+
+
 def style() -> str:
     """The style element of a picture: light colours, and dark ones for a dark page."""
     font = "text{font-family:ui-sans-serif,system-ui,'Segoe UI',sans-serif}"
@@ -91,16 +96,13 @@ def document(height: float, label: str, body: Iterable[str], width: float = WIDT
         f'role="img" aria-label="{escape(label)}">'
     )
     page = rect(0.5, 0.5, width - 1, height - 1, "page", radius=8)
-    return "\n".join([head, style(), page, *body, "</svg>"]) + "\n"
+    whole = "\n".join([head, style(), page, *body, "</svg>"]) + "\n"
+    return whole.encode("ascii", "xmlcharrefreplace").decode()  # no encoding to guess
 
 
 def number(value: float) -> str:
     """A coordinate with at most one digit behind the point; the same text everywhere."""
-    return f"{value:.1f}".removesuffix(".0").replace("-0", "0") if abs(value) < 0.05 else _one(value)
-
-
-def _one(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
+    return f"{value:.1f}".removesuffix(".0") if abs(value) >= 0.05 else "0"
 
 
 def width(text: str, size: float, *, mono: bool = False) -> float:

@@ -7,7 +7,7 @@ times were handed in.  Text, SVG and trace draw this and compute nothing of thei
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kpipe.codegen.plan.cost import (
     BANDWIDTH,
@@ -19,7 +19,9 @@ from kpipe.codegen.plan.cost import (
     timeline,
 )
 from kpipe.codegen.plan.model import Launch, PipelinePlan, StepPlan
-from kpipe.codegen.review.timings import Measured
+
+if TYPE_CHECKING:
+    from kpipe.codegen.review.timings import Measured
 
 LinkKind = Literal["stream", "fork", "join"]
 ESTIMATED = "estimated"
