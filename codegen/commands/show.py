@@ -11,9 +11,10 @@ import click
 from kpipe.codegen.commands.common import exit_code, show_findings
 from kpipe.codegen.config import display, load_config
 from kpipe.codegen.diagnostics import SpecError
-from kpipe.codegen.review.selection import Selection, distinct, select
+from kpipe.codegen.review.selection import Chosen, Selection, distinct, select
 
 if TYPE_CHECKING:
+    from kpipe.codegen.plan.model import PipelinePlan
     from kpipe.codegen.review.timed_schedule import TimedSchedule
     from kpipe.codegen.review.timings import Timings
 
@@ -152,7 +153,7 @@ def _say_what_lacks(
     from kpipe.codegen.review.timed_schedule import ESTIMATED
     from kpipe.codegen.review.timings import measured_rows
 
-    lacking = [schedule.step for schedule in schedules if schedule.label == ESTIMATED]
+    lacking = [schedule.caption.step for schedule in schedules if schedule.label == ESTIMATED]
     if not lacking:
         return
     name = selection.plan.name
@@ -168,4 +169,31 @@ def _say_what_lacks(
 
 def _structure(view: str, selection: Selection, form: str) -> str:
     """The views without times, of each distinct launch list."""
-    raise click.UsageError(f"{view} {form}")
+    text, picture = _VIEWS[view](selection.plan, distinct(selection, sizes=False))
+    return _formatted(form, f"{selection.plan.name}: {view}", text, picture)
+
+
+_Pair = tuple[Callable[[], str], Callable[[], str]]
+
+
+def _graph(plan: PipelinePlan, chosen: tuple[Chosen, ...]) -> _Pair:
+    from kpipe.codegen.review.captions import caption_of
+    from kpipe.codegen.review.captured_graph import captured_graph
+    from kpipe.codegen.review.graph_picture import GraphView, graph_svg, graph_text
+
+    views = [
+        GraphView(caption_of(plan, one.step, one.method), captured_graph(plan, one.step))
+        for one in chosen
+    ]
+    return lambda: graph_text(views), lambda: graph_svg(views)
+
+
+def _streams(plan: PipelinePlan, chosen: tuple[Chosen, ...]) -> _Pair:
+    from kpipe.codegen.review.captions import caption_of
+    from kpipe.codegen.review.streams_picture import StreamsView, streams_svg, streams_text
+
+    views = [StreamsView(caption_of(plan, one.step, one.method), one.step) for one in chosen]
+    return lambda: streams_text(views), lambda: streams_svg(views)
+
+
+_VIEWS = {"graph": _graph, "streams": _streams}

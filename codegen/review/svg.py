@@ -44,6 +44,7 @@ _PAGE_LIGHT = {
     "soft": "#566170",
     "hot": "#c22f4d",
     "wall": "#3a424d",
+    "pdl": "#0b66c3",
 }
 _PAGE_DARK = {
     "page": "#14181d",
@@ -53,6 +54,7 @@ _PAGE_DARK = {
     "soft": "#a6b0bc",
     "hot": "#ff7b8f",
     "wall": "#c9d1da",
+    "pdl": "#6db1ff",
 }
 _RULES = """\
 text{{fill:{ink}}}.m{{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}}\
@@ -60,7 +62,7 @@ text{{fill:{ink}}}.m{{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono'
 .page{{fill:{page};stroke:{line}}}.grid{{stroke:{grid}}}.axis{{stroke:{line}}}\
 .lead{{stroke:{soft};stroke-width:1}}.link{{stroke:{soft};stroke-width:1.5;fill:none}}\
 .hot{{stroke:{hot};stroke-width:2.25;fill:none}}.wall{{fill:{wall}}}.fill-soft{{fill:{soft}}}\
-.fill-hot{{fill:{hot}}}.badge{{fill:none;stroke:{soft}}}.cell{{fill:{grid}}}\
+.fill-hot{{fill:{hot}}}.fill-pdl{{fill:{pdl}}}.pdl{{stroke:{pdl};stroke-width:1.75;fill:none}}.badge{{fill:none;stroke:{soft}}}.cell{{fill:{grid}}}\
 """
 
 
@@ -81,7 +83,7 @@ def style() -> str:
 
 def _rules(page: dict[str, str], stages: tuple[tuple[str, str], ...]) -> str:
     colours = "".join(
-        f".s{number}{{fill:{fill};stroke:{stroke}}}.t{number}{{fill:{stroke}}}"
+        f".s{number}{{fill:{fill};stroke:{stroke}}}"
         for number, (fill, stroke) in enumerate(stages)
     )
     return _RULES.format(**page) + colours
@@ -126,6 +128,15 @@ def text(
     where = "" if anchor == "start" else f' text-anchor="{anchor}"'
     place = f'x="{number(x)}" y="{number(y)}" font-size="{number(size)}"'
     return f'<text {place}{named}{where} xml:space="preserve">{escape(words, quote=False)}</text>'
+
+
+def paragraph(x: float, y: float, lines: Iterable[str], *, mono: bool = False) -> list[str]:
+    """Small lines of text, the first with its baseline at `y`, 16 pixels apart."""
+    kind = "" if mono else "soft"
+    return [
+        text(x, y + 16 * count, words, SMALL, mono=mono, kind=kind)
+        for count, words in enumerate(lines)
+    ]
 
 
 def rect(x: float, y: float, w: float, h: float, kind: str, *, radius: float = 0) -> str:

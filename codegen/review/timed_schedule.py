@@ -19,13 +19,13 @@ from kpipe.codegen.plan.cost import (
     timeline,
 )
 from kpipe.codegen.plan.model import Launch, PipelinePlan, StepPlan
+from kpipe.codegen.review.captions import Caption, caption_of
 
 if TYPE_CHECKING:
     from kpipe.codegen.review.timings import Measured
 
 LinkKind = Literal["stream", "fork", "join"]
 ESTIMATED = "estimated"
-COLOURS = 8  # of stages; with more stages they begin anew
 
 
 @dataclass(frozen=True)
@@ -73,27 +73,20 @@ class Link:
 
 @dataclass(frozen=True)
 class TimedSchedule:
-    """A step in time; bars in host order, `streams` main first, `stages` all of the pipeline.
+    """A step in time; bars in host order, `streams` main first.
 
     `notes` are the reasons that bars refer to, from number 1 on.  `label` says in two words where
     the durations come from, `basis` in a sentence or two.
     """
 
-    pipeline: str
-    method: str
-    step: str
+    caption: Caption
     streams: tuple[str, ...]
-    stages: tuple[str, ...]
     bars: tuple[Bar, ...]
     links: tuple[Link, ...]
     notes: tuple[str, ...]
     total: float
     label: str
     basis: str
-
-    def colour(self, stage: str) -> int:
-        """Number of a stage's colour, the same in every schedule of the pipeline."""
-        return self.stages.index(stage) % COLOURS
 
     @property
     def path(self) -> tuple[Bar, ...]:
@@ -131,15 +124,11 @@ def timed_schedule(
                 _note(notes, launch, launch.pdl.release_reason) if is_held(launch) else 0,
             )
         )
-    heads = f"rows {step.rows}, q {step.q}, {step.arch}, mode {step.mode}"
     total = max((bar.end for bar in bars), default=0.0)
     label, basis = _basis(bars, measured)
     return TimedSchedule(
-        plan.name,
-        method,
-        heads,
+        caption_of(plan, step, method),
         step.streams,
-        tuple(sorted(set(plan.stages.values()))),
         tuple(bars),
         _links(timed, critical),
         tuple(notes),

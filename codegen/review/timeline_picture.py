@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kpipe.codegen.review import svg
+from kpipe.codegen.review.captions import heading
 from kpipe.codegen.review.timed_schedule import Bar, Link, TimedSchedule
 
 BAR, LEVEL, BETWEEN = 28.0, 17.0, 34.0  # heights: a bar, a level of flags, between two lanes
@@ -52,16 +53,20 @@ def timeline_svg(schedules: Sequence[TimedSchedule]) -> str:
             top += 8
         drawn, top = _panel(schedule, top)
         parts += drawn
-    first = schedules[0]
-    names = ", ".join(dict.fromkeys(schedule.method for schedule in schedules))
-    label = f"{first.pipeline}: {names} in time, {first.label}"
+    names = ", ".join(dict.fromkeys(schedule.caption.method for schedule in schedules))
+    labels = ", ".join(dict.fromkeys(schedule.label for schedule in schedules))
+    label = f"{schedules[0].caption.pipeline}: {names} in time, {labels}"
     return svg.document(top + 6, label, parts)
 
 
 def _panel(schedule: TimedSchedule, top: float) -> tuple[list[str], float]:
     """The parts of one schedule, and where it ends."""
     plot = _plot(schedule, top)
-    parts = _heading(schedule, top)
+    facts = (
+        f"{schedule.total:.1f} µs a layer; "
+        f"critical path {len(schedule.path)} of {len(schedule.bars)} launches"
+    )
+    parts = heading(schedule.caption, facts, schedule.label, top)
     parts += _grid(schedule, plot, top)
     parts += [part for link in schedule.links for part in _link(schedule, plot, link)]
     for bar, name in zip(schedule.bars, plot.names, strict=True):
@@ -129,20 +134,6 @@ def _width(words: str) -> float:
     return svg.width(words, svg.SMALL, mono=True)
 
 
-def _heading(schedule: TimedSchedule, top: float) -> list[str]:
-    title = f"{schedule.pipeline}  {schedule.method}"
-    path = schedule.path
-    facts = (
-        f"{schedule.step}: {schedule.total:.1f} µs a layer; "
-        f"critical path {len(path)} of {len(schedule.bars)} launches"
-    )
-    return [
-        svg.text(svg.PAD, top + 30, title, svg.HEAD, kind="b"),
-        svg.text(svg.PAD, top + 50, facts, svg.TEXT, kind="soft"),
-        svg.badge(svg.WIDTH - svg.PAD, top + 28, schedule.label, "badge"),
-    ]
-
-
 def _grid(schedule: TimedSchedule, plot: _Plot, top: float) -> list[str]:
     """Lanes with their names, and the axis in us."""
     step = next((t for t in TICKS if t * plot.scale >= TICK_ROOM), TICKS[-1])
@@ -163,11 +154,11 @@ def _grid(schedule: TimedSchedule, plot: _Plot, top: float) -> list[str]:
 
 def _bar(schedule: TimedSchedule, plot: _Plot, bar: Bar, name: _Name) -> str:
     x, y, long = plot.x(bar.start), plot.tops[bar.stream], max(bar.duration * plot.scale, 2.0)
-    number = schedule.colour(bar.stage)
+    number = schedule.caption.colour(bar.stage)
     parts = _flag(plot, bar, name, x) if name.level else []
     if bar.early:
         back = min(TAB, max(x - plot.left, 0.0))
-        parts.append(svg.rect(x - back, y + BAR + 2, back + 3, 4, f"t{number}", radius=2))
+        parts.append(svg.rect(x - back, y + BAR + 2, back + 3, 4, "fill-pdl", radius=2))
     parts.append(svg.rect(x, y, long, BAR, f"s{number}", radius=3))
     if bar.critical:
         parts.append(svg.rect(x, y, long, BAR, "hot", radius=3))
@@ -243,22 +234,22 @@ def _below(schedule: TimedSchedule, y: float) -> tuple[list[str], float]:
     """Legend, reasons and what the durations rest on; returns the parts and where they end."""
     parts, y = _legend(schedule, y)
     room = svg.WIDTH - 2 * svg.PAD
-    y += 8
-    for number, note in enumerate(schedule.notes, 1):
-        for words in svg.wrapped(f"[{number}] {note}", svg.SMALL, room, mono=True):
-            y += 16
-            parts.append(svg.text(svg.PAD, y, words, svg.SMALL, mono=True))
-    y += 4
-    for words in svg.wrapped(schedule.basis.replace(" us", " µs"), svg.SMALL, room):
-        y += 16
-        parts.append(svg.text(svg.PAD, y, words, svg.SMALL, kind="soft"))
-    return parts, y + 14
+    notes = [
+        words
+        for number, note in enumerate(schedule.notes, 1)
+        for words in svg.wrapped(f"[{number}] {note}", svg.SMALL, room, mono=True)
+    ]
+    parts += svg.paragraph(svg.PAD, y + 24, notes, mono=True)
+    y += 28 + 16 * len(notes)
+    basis = svg.wrapped(schedule.basis.replace(" us", " µs"), svg.SMALL, room)
+    parts += svg.paragraph(svg.PAD, y, basis)
+    return parts, y + 16 * len(basis) - 2
 
 
 def _legend(schedule: TimedSchedule, y: float) -> tuple[list[str], float]:
     """Stages and symbols in a flow of lines; returns the parts and the last baseline."""
     stages = dict.fromkeys(bar.stage for bar in schedule.bars)
-    entries = [(_swatch(schedule.colour(stage)), stage) for stage in stages]
+    entries = [(_swatch(schedule.caption.colour(stage)), stage) for stage in stages]
     entries.append((_outline, "critical path"))
     if any(bar.early for bar in schedule.bars):
         entries.append((_tab, "may start early, by PDL (how early is not modelled)"))
@@ -287,7 +278,7 @@ def _outline(x: float, y: float) -> list[str]:
 
 
 def _tab(x: float, y: float) -> list[str]:
-    return [svg.rect(x, y - 6, 14, 4, "fill-soft", radius=2)]
+    return [svg.rect(x, y - 6, 14, 4, "fill-pdl", radius=2)]
 
 
 def _wall(x: float, y: float) -> list[str]:

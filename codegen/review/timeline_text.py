@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
+from kpipe.codegen.review.captions import TEXT_WIDTH, text_heading, wrapped
 from kpipe.codegen.review.timed_schedule import Bar, TimedSchedule
 
-WIDTH = 100
 NARROWEST = 24  # of the axis
 TICKS = (1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000)
 TICK_ROOM = 8  # columns between two ticks at least
@@ -19,7 +18,7 @@ def timeline_text(schedules: Sequence[TimedSchedule]) -> str:
     end."""
     shared = len({schedule.basis for schedule in schedules}) == 1
     panels = [_panel(schedule, with_basis=not shared) for schedule in schedules]
-    foot = [*_wrapped(LEGEND), *(_wrapped(schedules[0].basis) if shared else ())]
+    foot = [*wrapped(LEGEND), *(wrapped(schedules[0].basis) if shared else ())]
     return "\n\n".join("\n".join(lines) for lines in [*panels, foot]) + "\n"
 
 
@@ -27,23 +26,17 @@ def _panel(schedule: TimedSchedule, *, with_basis: bool) -> list[str]:
     names = " > ".join(bar.name for bar in schedule.path)
     facts = f"{schedule.total:.1f} us a layer, {schedule.label}; critical path {names}"
     return [
-        *_wrapped(f"{schedule.pipeline} {schedule.method}: {schedule.step}"),
-        *_wrapped(facts),
+        *text_heading(schedule.caption),
+        *wrapped(facts),
         "",
         *_chart(schedule),
         *(
             line
             for number, note in enumerate(schedule.notes, 1)
-            for line in _wrapped(f"[{number}] {note}", "    ")
+            for line in wrapped(f"[{number}] {note}", "    ")
         ),
-        *(_wrapped(schedule.basis) if with_basis else ()),
+        *(wrapped(schedule.basis) if with_basis else ()),
     ]
-
-
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def _chart(schedule: TimedSchedule) -> list[str]:
@@ -55,7 +48,7 @@ def _chart(schedule: TimedSchedule) -> list[str]:
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(4)]
     remarks = [_remark(schedule, number) for number in range(len(schedule.bars))]
     taken = sum(widths) + 2 * 4 + 2 + max(map(len, remarks), default=0)
-    room = max(WIDTH - taken, NARROWEST)
+    room = max(TEXT_WIDTH - taken, NARROWEST)
     scale = (room - 1) / max(schedule.total, 1e-3)
     lines = [f"{_fixed(head, widths)}  {_axis(schedule.total, scale, room)}".rstrip()]
     for row, bar, remark in zip(rows, schedule.bars, remarks, strict=True):

@@ -23,8 +23,8 @@ def trace_json(schedules: Sequence[TimedSchedule]) -> str:
     payload = {
         "displayTimeUnit": "ns",
         "otherData": {
-            "pipeline": schedules[0].pipeline,
-            "durations": {schedule.method: schedule.basis for schedule in schedules},
+            "pipeline": schedules[0].caption.pipeline,
+            "durations": {schedule.caption.method: schedule.basis for schedule in schedules},
         },
         "traceEvents": events,
     }
@@ -33,7 +33,8 @@ def trace_json(schedules: Sequence[TimedSchedule]) -> str:
 
 def _process(process: int, schedule: TimedSchedule) -> list[dict[str, Any]]:
     threads = {stream: number for number, stream in enumerate(schedule.streams, 1)}
-    title = f"{schedule.pipeline} {schedule.method}, {schedule.step}, {schedule.label}"
+    caption = schedule.caption
+    title = f"{caption.pipeline} {caption.method}, {caption.step}, {schedule.label}"
     events = [_meta("process_name", process, 0, title)]
     events += [_meta("thread_name", process, thread, name) for name, thread in threads.items()]
     events += [_slice(schedule, bar, process, threads[bar.stream]) for bar in schedule.bars]
