@@ -196,4 +196,32 @@ def _streams(plan: PipelinePlan, chosen: tuple[Chosen, ...]) -> _Pair:
     return lambda: streams_text(views), lambda: streams_svg(views)
 
 
-_VIEWS = {"graph": _graph, "streams": _streams}
+def _buffers(plan: PipelinePlan, chosen: tuple[Chosen, ...]) -> _Pair:
+    from kpipe.codegen.review.buffer_lifetimes import lifetimes
+    from kpipe.codegen.review.captions import caption_of
+    from kpipe.codegen.review.memory_pictures import buffers_view, memory_svg, memory_text
+
+    views = [
+        buffers_view(
+            caption_of(plan, one.step, one.method), lifetimes(plan, one.step), plan.rows_cap
+        )
+        for one in chosen
+    ]
+    return lambda: memory_text(views), lambda: memory_svg(views, "lifetimes of buffers")
+
+
+def _mailbox(plan: PipelinePlan, chosen: tuple[Chosen, ...]) -> _Pair:
+    if not plan.mailboxes:
+        raise click.ClickException(f"{plan.name} has no mailboxes: there is nothing to show")
+    from kpipe.codegen.review.captions import caption_of
+    from kpipe.codegen.review.mailbox_phases import phases
+    from kpipe.codegen.review.memory_pictures import mailbox_view, memory_svg, memory_text
+
+    views = [
+        mailbox_view(caption_of(plan, one.step, one.method), phases(plan, one.step))
+        for one in chosen
+    ]
+    return lambda: memory_text(views), lambda: memory_svg(views, "mailboxes over layers")
+
+
+_VIEWS = {"graph": _graph, "streams": _streams, "buffers": _buffers, "mailbox": _mailbox}

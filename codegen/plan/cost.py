@@ -209,7 +209,10 @@ def _simulate(found: list[_Running]) -> None:
         busy = [p for p in running if found[p].left > 0]
         rate = BANDWIDTH / len(busy) if busy else 0.0
         ends = [
-            max(found[p].start + found[p].shortest, now + (found[p].left / rate if found[p].left > 0 else 0.0))
+            max(
+                found[p].start + found[p].shortest,
+                now + (found[p].left / rate if found[p].left > 0 else 0.0),
+            )
             for p in running
         ]
         turns = [now + found[p].left / rate for p in busy]  # the others then get more bandwidth

@@ -52,10 +52,7 @@ def graph_text(views: Sequence[GraphView]) -> str:
             how = "" if node.ahead else "pdl" if node.pdl else "plain"
             rows.append((str(number), node.stream, node.title, how, needs))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        table = [
-            "  ".join([*map(str.ljust, row[:4], widths), row[4]]).rstrip()
-            for row in rows
-        ]
+        table = ["  ".join([*map(str.ljust, row[:4], widths), row[4]]).rstrip() for row in rows]
         parts.append([*text_heading(view.caption), *wrapped(_facts(view.graph)), "", *table])
     return "\n\n".join("\n".join(lines) for lines in [*parts, wrapped(ABOUT)]) + "\n"
 
@@ -172,5 +169,7 @@ def _edge(graph: CapturedGraph, place: _Place, edge: GraphEdge, first: float) ->
     y2 += BOX_HEIGHT / 2
     tip = x2 - right * place.box / 2
     corner = f"Q{n(x1)} {n(y2)} {n(x1 + right * 10)} {n(y2)}"
-    points = f"M{n(x1)} {n(y1 + BOX_HEIGHT)}L{n(x1)} {n(y2 - 10)}{corner}L{n(tip - right * 6)} {n(y2)}"
+    points = (
+        f"M{n(x1)} {n(y1 + BOX_HEIGHT)}L{n(x1)} {n(y2 - 10)}{corner}L{n(tip - right * 6)} {n(y2)}"
+    )
     return [svg.path(points, kind), svg.head(tip, y2, fill, "right" if right > 0 else "left")]

@@ -41,6 +41,6 @@ def html_page(title: str, picture: str, text: str) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width">\n'
         f"<title>{escape(title)}</title>\n<style>\n{_STYLE}</style>\n</head>\n<body>\n"
-        f'{picture}<details><summary>As text</summary><pre>{escape(text)}</pre></details>\n'
+        f"{picture}<details><summary>As text</summary><pre>{escape(text)}</pre></details>\n"
         f'<div id="tip" role="status"></div>\n<script>\n{_SCRIPT}</script>\n</body>\n</html>\n'
     )

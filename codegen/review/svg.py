@@ -45,6 +45,7 @@ _PAGE_LIGHT = {
     "hot": "#c22f4d",
     "wall": "#3a424d",
     "pdl": "#0b66c3",
+    "span": "#d7e6f7",
 }
 _PAGE_DARK = {
     "page": "#14181d",
@@ -55,6 +56,7 @@ _PAGE_DARK = {
     "hot": "#ff7b8f",
     "wall": "#c9d1da",
     "pdl": "#6db1ff",
+    "span": "#1f3a57",
 }
 _RULES = """\
 text{{fill:{ink}}}.m{{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}}\
@@ -63,6 +65,7 @@ text{{fill:{ink}}}.m{{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono'
 .lead{{stroke:{soft};stroke-width:1}}.link{{stroke:{soft};stroke-width:1.5;fill:none}}\
 .hot{{stroke:{hot};stroke-width:2.25;fill:none}}.wall{{fill:{wall}}}.fill-soft{{fill:{soft}}}\
 .fill-hot{{fill:{hot}}}.fill-pdl{{fill:{pdl}}}.pdl{{stroke:{pdl};stroke-width:1.75;fill:none}}.badge{{fill:none;stroke:{soft}}}.cell{{fill:{grid}}}\
+.span{{fill:{span}}}\
 """
 
 
@@ -83,8 +86,7 @@ def style() -> str:
 
 def _rules(page: dict[str, str], stages: tuple[tuple[str, str], ...]) -> str:
     colours = "".join(
-        f".s{number}{{fill:{fill};stroke:{stroke}}}"
-        for number, (fill, stroke) in enumerate(stages)
+        f".s{number}{{fill:{fill};stroke:{stroke}}}" for number, (fill, stroke) in enumerate(stages)
     )
     return _RULES.format(**page) + colours
 
@@ -121,12 +123,18 @@ def text(
     mono: bool = False,
     anchor: str = "start",
     kind: str = "",
+    tilt: int = 0,
 ) -> str:
-    """One line of text with its baseline at `y`; `kind` are classes such as `soft` or `b`."""
+    """One line of text with its baseline at `y`; `kind` are classes such as `soft` or `b`.
+
+    `tilt` are degrees by which it is turned around its start, clockwise.
+    """
     classes = " ".join(filter(None, ("m" if mono else "", kind)))
     named = f' class="{classes}"' if classes else ""
     where = "" if anchor == "start" else f' text-anchor="{anchor}"'
     place = f'x="{number(x)}" y="{number(y)}" font-size="{number(size)}"'
+    if tilt:
+        place += f' transform="rotate({tilt} {number(x)} {number(y)})"'
     return f'<text {place}{named}{where} xml:space="preserve">{escape(words, quote=False)}</text>'
 
 

@@ -10,7 +10,9 @@ from kpipe.codegen.review.timed_schedule import Bar, TimedSchedule
 NARROWEST = 24  # of the axis
 TICKS = (1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000)
 TICK_ROOM = 8  # columns between two ticks at least
-LEGEND = "# on the critical path, = off it, ~ may start early by PDL, | no overlap across it [reason]"
+LEGEND = (
+    "# on the critical path, = off it, ~ may start early by PDL, | no overlap across it [reason]"
+)
 
 
 def timeline_text(schedules: Sequence[TimedSchedule]) -> str:
