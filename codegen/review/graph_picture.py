@@ -19,7 +19,7 @@ from kpipe.codegen.review.captured_graph import (
 BOX_HEIGHT, ROW, COLUMN_GAP = 28.0, 46.0, 50.0
 TOP = 92.0  # of the first node, below the heading
 ABOUT = (
-    "Predicted for a capture, of a layer in the middle of a graph. full: from port 0, at the end of "
+    "Predicted for a capture, a layer in the middle of a graph. full: from port 0, at the end of "
     "the node; programmatic: from port 1, once all of its blocks have released or exited."
 )
 
@@ -48,9 +48,10 @@ def graph_text(views: Sequence[GraphView]) -> str:
     for view in views:
         rows = [("node", "stream", "kernel", "launched", "depends on")]
         for number, node in enumerate(view.graph.nodes):
-            needs = ", ".join(_edge_words(view.graph, edge) for edge in view.graph.into(number))
+            needs = [_edge_words(view.graph, edge) for edge in view.graph.into(number)]
             how = "" if node.ahead else "pdl" if node.pdl else "plain"
-            rows.append((str(number), node.stream, node.title, how, needs))
+            rows.append((str(number), node.stream, node.title, how, "".join(needs[:1])))
+            rows += [("", "", "", "", more) for more in needs[1:]]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         table = ["  ".join([*map(str.ljust, row[:4], widths), row[4]]).rstrip() for row in rows]
         parts.append([*text_heading(view.caption), *wrapped(_facts(view.graph)), "", *table])
@@ -136,7 +137,7 @@ def _node(view: GraphView, place: _Place, number: int, first: float) -> str:
     kind = f"s{view.caption.colour(node.stage)}" if node.stage else "cell"
     kind += " faint" * node.ahead
     how = "launched with the PDL attribute" if node.pdl else "launched plain"
-    needs = [f"{_edge_words(view.graph, edge)}" for edge in view.graph.into(number)]
+    needs = [_edge_words(view.graph, edge) for edge in view.graph.into(number)]
     title = "\n".join([f"node {number}: {node.title}, stream {node.stream}, {how}", *needs])
     box = svg.rect(x, y, place.box, BOX_HEIGHT, kind, radius=5)
     middle = x + place.box / 2, y + BOX_HEIGHT / 2 + 4

@@ -30,7 +30,7 @@ class MemoryView:
 
 
 def buffers_view(caption: Caption, found: Lifetimes, rows_cap: int) -> MemoryView:
-    """The scratch buffers of a launch list over its launches; sizes are those at `rows_cap` rows."""
+    """The scratch buffers of a launch list over its launches; sizes are for `rows_cap` rows."""
     rows = tuple(
         GridRow(
             piece.name,

@@ -6,7 +6,7 @@ from html import escape
 
 _STYLE = """\
 :root{color-scheme:light dark}
-body{margin:1.5rem auto;max-width:1000px;font:14px/1.45 ui-sans-serif,system-ui,'Segoe UI',sans-serif;
+body{margin:1.5rem auto;max-width:1000px;font:14px/1.45 ui-sans-serif,system-ui,sans-serif;
 background:#f6f7f9;color:#1f2733}
 svg{width:100%;height:auto}
 g:hover>rect{stroke-width:2.5}

@@ -51,12 +51,14 @@ def _rows(step: StepPlan) -> list[Launch | _Event]:
 
 
 def _facts(step: StepPlan) -> str:
-    counts = [
-        f"{sum(launch.stream == stream for launch in step.launches)} launches on {stream}"
-        for stream in step.streams
-    ]
+    counts = {s: sum(launch.stream == s for launch in step.launches) for s in step.streams}
     events = sum(not isinstance(item, Launch) for item in step.items)
-    return ", ".join([*counts, f"{events} events"])
+    launches = [_counted(count, "launch", "es") + f" on {s}" for s, count in counts.items()]
+    return ", ".join([*launches, _counted(events, "event", "s")])
+
+
+def _counted(count: int, word: str, plural: str) -> str:
+    return f"{count} {word}{'' if count == 1 else plural}"
 
 
 def _remarks(launch: Launch) -> str:

@@ -7,7 +7,8 @@ that what fits here fits with any fallback font.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 
 WIDTH = 1000.0  # of every picture
 PAD = 20.0
@@ -58,15 +59,35 @@ _PAGE_DARK = {
     "pdl": "#6db1ff",
     "span": "#1f3a57",
 }
-_RULES = """\
-text{{fill:{ink}}}.m{{font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}}\
-.b{{font-weight:600}}.soft{{fill:{soft}}}.hot-text{{fill:{hot}}}\
-.page{{fill:{page};stroke:{line}}}.grid{{stroke:{grid}}}.axis{{stroke:{line}}}\
-.lead{{stroke:{soft};stroke-width:1}}.link{{stroke:{soft};stroke-width:1.5;fill:none}}\
-.hot{{stroke:{hot};stroke-width:2.25;fill:none}}.wall{{fill:{wall}}}.fill-soft{{fill:{soft}}}\
-.fill-hot{{fill:{hot}}}.fill-pdl{{fill:{pdl}}}.pdl{{stroke:{pdl};stroke-width:1.75;fill:none}}.badge{{fill:none;stroke:{soft}}}.cell{{fill:{grid}}}\
-.span{{fill:{span}}}\
-"""
+# What a class means: rules that hold everywhere, and those with a colour of the page.
+_FIXED = {
+    "m": "font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace",
+    "b": "font-weight:600",
+    "dash": "stroke-dasharray:4 3",
+    "faint": "fill-opacity:.55;stroke-opacity:.55",
+    "lead": "stroke-width:1",
+    "link": "stroke-width:1.5;fill:none",
+    "hot": "stroke-width:2.25;fill:none",
+    "pdl": "stroke-width:1.75;fill:none",
+    "badge": "fill:none",
+}
+_COLOURED = {
+    "soft": "fill:{soft}",
+    "page": "fill:{page};stroke:{line}",
+    "grid": "stroke:{grid}",
+    "axis": "stroke:{line}",
+    "lead": "stroke:{soft}",
+    "link": "stroke:{soft}",
+    "hot": "stroke:{hot}",
+    "pdl": "stroke:{pdl}",
+    "wall": "fill:{wall}",
+    "fill-soft": "fill:{soft}",
+    "fill-hot": "fill:{hot}",
+    "fill-pdl": "fill:{pdl}",
+    "badge": "stroke:{soft}",
+    "cell": "fill:{grid}",
+    "span": "fill:{span}",
+}
 
 
 def escape(words: str, *, quote: bool = True) -> str:
@@ -75,20 +96,29 @@ def escape(words: str, *, quote: bool = True) -> str:
     return words.replace('"', "&quot;") if quote else words
 
 
-def style() -> str:
-    """The style element of a picture: light colours, and dark ones for a dark page."""
+def style(used: Collection[str]) -> str:
+    """The style element for the classes `used`: light colours, and dark ones for a dark page.
+
+    Raises KeyError for a class that has no rule.
+    """
+    known = {*_FIXED, *_COLOURED, *(f"s{number}" for number in range(len(_LIGHT)))}
+    for name in used:
+        if name not in known:
+            raise KeyError(name)
+    fixed = "".join(f".{name}{{{rule}}}" for name, rule in _FIXED.items() if name in used)
+    light, dark = _colours(_PAGE_LIGHT, _LIGHT, used), _colours(_PAGE_DARK, _DARK, used)
     font = "text{font-family:ui-sans-serif,system-ui,'Segoe UI',sans-serif}"
-    dash = ".dash{stroke-dasharray:4 3}.faint{fill-opacity:.55;stroke-opacity:.55}"
-    light = _rules(_PAGE_LIGHT, _LIGHT)
-    dark = _rules(_PAGE_DARK, _DARK)
-    return f"<style>{font}{light}{dash}@media(prefers-color-scheme:dark){{{dark}}}</style>"
+    return f"<style>{font}{fixed}{light}@media(prefers-color-scheme:dark){{{dark}}}</style>"
 
 
-def _rules(page: dict[str, str], stages: tuple[tuple[str, str], ...]) -> str:
-    colours = "".join(
-        f".s{number}{{fill:{fill};stroke:{stroke}}}" for number, (fill, stroke) in enumerate(stages)
-    )
-    return _RULES.format(**page) + colours
+def _colours(
+    page: dict[str, str], stages: tuple[tuple[str, str], ...], used: Collection[str]
+) -> str:
+    rules = {name: rule.format(**page) for name, rule in _COLOURED.items()}
+    for number, (fill, stroke) in enumerate(stages):
+        rules[f"s{number}"] = f"fill:{fill};stroke:{stroke}"
+    listed = "".join(f".{name}{{{rule}}}" for name, rule in rules.items() if name in used)
+    return f"text{{fill:{page['ink']}}}{listed}"
 
 
 def document(height: float, label: str, body: Iterable[str], width: float = WIDTH) -> str:
@@ -99,8 +129,10 @@ def document(height: float, label: str, body: Iterable[str], width: float = WIDT
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" width="{w}" height="{h}" '
         f'role="img" aria-label="{escape(label)}">'
     )
-    page = rect(0.5, 0.5, width - 1, height - 1, "page", radius=8)
-    whole = "\n".join([head, style(), page, *body, "</svg>"]) + "\n"
+    content = [rect(0.5, 0.5, width - 1, height - 1, "page", radius=8), *body]
+    named = re.findall(r' class="([^"]*)"', "".join(content))
+    used = {word for names in named for word in names.split()}
+    whole = "\n".join([head, style(used), *content, "</svg>"]) + "\n"
     return whole.encode("ascii", "xmlcharrefreplace").decode()  # no encoding to guess
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kpipe.codegen.review.timed_schedule import Bar, TimedSchedule
 
-NEAR_END = 0.001  # us ahead of a slice's end: a flow must begin inside its slice
+NEAR_END = 0.01  # us ahead of a slice's end: a flow must begin inside its slice
 
 
 def trace_json(schedules: Sequence[TimedSchedule]) -> str:
