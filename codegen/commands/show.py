@@ -43,6 +43,8 @@ def run(
     _check_form(view, form)
     if view != "timeline" and (timings or estimated):
         raise click.UsageError(f"`show {view}` has no times: drop --timings and --estimated")
+    if timings and estimated:
+        raise click.UsageError("choose one of --timings and --estimated")
     texts: dict[str, str] = {}
     try:
         selection = select(spec, texts, rows, q, arch, mode)

@@ -23,7 +23,7 @@ from functools import lru_cache
 from math import prod
 from types import MappingProxyType
 
-from kpipe.codegen.ops.contract import Access, Kind, Operand
+from kpipe.codegen.ops.contract import Access, Kind
 from kpipe.codegen.plan.memory import DTYPE_BYTES
 from kpipe.codegen.plan.model import Binding, Fork, Launch, PipelinePlan, StepPlan
 from kpipe.codegen.spec.expressions import evaluate, parse
@@ -81,9 +81,10 @@ def timeline(
     `measured` gives durations in us by launch name.  Such a launch was timed in a chain, with the
     gap ahead of it: it takes that time, shares no bandwidth and has no gap of its own.
     """
+    names, dtypes = _sizes(pipeline, step), _dtypes(pipeline)
     found = []
     for launch in step.launches:
-        run = _Running(launch, moved(pipeline, step, launch))
+        run = _Running(launch, _moved(pipeline, launch, names, dtypes))
         if launch.name in measured:
             run.shortest, run.measured = measured[launch.name], True
         found.append(run)
@@ -110,7 +111,12 @@ def layer_time(pipeline: PipelinePlan, step: StepPlan) -> float:
 
 def moved(pipeline: PipelinePlan, step: StepPlan, launch: Launch) -> int:
     """Bytes that a launch moves: every operand once, what it polls and re-arms twice."""
-    names = _sizes(pipeline, step)
+    return _moved(pipeline, launch, _sizes(pipeline, step), _dtypes(pipeline))
+
+
+def _moved(
+    pipeline: PipelinePlan, launch: Launch, names: Mapping[str, int], dtypes: Mapping[str, str]
+) -> int:
     total = 0
     for binding in launch.bindings:
         operand = launch.contract.operand(binding.operand)
@@ -120,7 +126,7 @@ def moved(pipeline: PipelinePlan, step: StepPlan, launch: Launch) -> int:
             size = _cache_bytes(pipeline, launch, binding, names)
         else:
             axes = (evaluate(_parsed(text), names) for text in operand.shape)
-            size = prod(axes) * DTYPE_BYTES[_dtype(pipeline, binding, operand)]
+            size = prod(axes) * DTYPE_BYTES[dtypes.get(binding.target, operand.dtype)]
         both = binding.access in (Access.UPDATE, Access.CONSUME, Access.EXCHANGE)
         total += 2 * size if both else size
     return total
@@ -143,13 +149,14 @@ def _sizes(pipeline: PipelinePlan, step: StepPlan) -> Mapping[str, int]:
     }
 
 
-def _dtype(pipeline: PipelinePlan, binding: Binding, operand: Operand) -> str:
-    """The dtype of the memory; `query` operands follow what they are bound to."""
-    for place in (*pipeline.buffers, *pipeline.mailboxes):
-        columns = [name for name, _, _ in getattr(place, "columns", ())]
-        if binding.target == place.name or binding.target in columns:
-            return place.dtype
-    return operand.dtype
+def _dtypes(pipeline: PipelinePlan) -> Mapping[str, str]:
+    """The dtype of every piece of memory; `query` operands follow what they are bound to."""
+    found = {}
+    for place in (*pipeline.mailboxes, *pipeline.buffers):
+        found[place.name] = place.dtype
+        for name, _, _ in getattr(place, "columns", ()):
+            found[name] = place.dtype
+    return found
 
 
 def _cache_bytes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.review import svg
@@ -12,8 +12,7 @@ TEXT_WIDTH = 100  # columns of a terminal
 COLOURS = 8  # of stages; with more stages they begin anew
 
 
-@dataclass(frozen=True)
-class Caption:
+class Caption(NamedTuple):
     """Names of pipeline, launch list and step, and the stages that give colours."""
 
     pipeline: str

@@ -114,7 +114,10 @@ def _row(grid: Grid, row: GridRow, left: float, right: float, y: float) -> list[
 
 
 def grid_text(grid: Grid) -> list[str]:
-    """The table with numbered columns; where it is too wide, some groups at a time."""
+    """The table with numbered columns; where it is too wide, some groups at a time.
+
+    The words beside it stand below instead where one group and they are too wide together.
+    """
     names = [f"{'  ' * row.inner}{row.name}" for row in grid.rows]
     words = [grid.word_heads, *(row.words for row in grid.rows)]
     widths = [max(len(line[n]) for line in words if line) for n in range(len(grid.word_heads))]
@@ -123,8 +126,10 @@ def grid_text(grid: Grid) -> list[str]:
     cell = 1 + max(
         len(str(per_group)), *(len(letters) for row in grid.rows for letters in row.cells)
     )
-    tail = sum(width + 2 for width in widths)
-    fit = max((TEXT_WIDTH - left - tail) // (cell * per_group + 1), 1)
+    tails = [_tail(line, widths) for line in words]
+    beside = left + cell * per_group + 1 + max(map(len, tails)) <= TEXT_WIDTH
+    room = TEXT_WIDTH - left - (max(map(len, tails)) if beside else 0)
+    fit = max(room // (cell * per_group + 1), 1)
     lines: list[str] = []
     for start in range(0, len(grid.groups), fit):
         groups = range(start, min(start + fit, len(grid.groups)))
@@ -134,12 +139,15 @@ def grid_text(grid: Grid) -> list[str]:
             lines.append((" " * left + titles).rstrip())
         numbers = [str(number + 1).ljust(cell) for number in range(per_group)]
         heads = ("".join(numbers) + " ") * len(groups)
-        lines.append((" " * left + heads + _tail(grid.word_heads, widths)).rstrip())
-        for name, row in zip(names, grid.rows, strict=True):
+        lines.append((" " * left + heads + tails[0] * beside).rstrip())
+        for name, row, tail in zip(names, grid.rows, tails[1:], strict=True):
             drawn = _drawn(row, cell)
             parts = (drawn[group * per_group : (group + 1) * per_group] for group in groups)
             cells = "".join("".join(part) + " " for part in parts)
-            lines.append(f"{name:<{left}}{cells}{_tail(row.words, widths)}".rstrip())
+            lines.append(f"{name:<{left}}{cells}{tail * beside}".rstrip())
+    if not beside:
+        below = zip(["", *names], tails, strict=True)
+        lines += ["", *(f"{name:<{left}}{tail}".rstrip() for name, tail in below)]
     return lines
 
 

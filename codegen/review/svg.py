@@ -138,7 +138,10 @@ def document(height: float, label: str, body: Iterable[str], width: float = WIDT
 
 def number(value: float) -> str:
     """A coordinate with at most one digit behind the point; the same text everywhere."""
-    return f"{value:.1f}".removesuffix(".0") if abs(value) >= 0.05 else "0"
+    words = f"{value:.1f}"
+    if words[-2:] == ".0":
+        words = words[:-2]
+    return "0" if words == "-0" else words
 
 
 def width(text: str, size: float, *, mono: bool = False) -> float:

@@ -6,8 +6,7 @@ times were handed in.  Text, SVG and trace draw this and compute nothing of thei
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kpipe.codegen.plan.cost import (
     BANDWIDTH,
@@ -28,8 +27,7 @@ LinkKind = Literal["stream", "fork", "join"]
 ESTIMATED = "estimated"
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """One launch in time.
 
     `early`: it may start while its predecessor in the stream still runs.  `plain` and `held` are
@@ -61,8 +59,7 @@ class Bar:
         return tuple(sorted(filter(None, {self.plain, self.held})))
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """Bar `second` starts behind bar `first`."""
 
     first: int
@@ -71,8 +68,7 @@ class Link:
     critical: bool
 
 
-@dataclass(frozen=True)
-class TimedSchedule:
+class TimedSchedule(NamedTuple):
     """A step in time; bars in host order, `streams` main first.
 
     `notes` are the reasons that bars refer to, from number 1 on.  `label` says in two words where

@@ -7,7 +7,7 @@ higher than every flag right of it that it would run into, so that no pole cross
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kpipe.codegen.review import svg
 from kpipe.codegen.review.captions import heading
@@ -21,16 +21,14 @@ TICKS = (1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000)
 TICK_ROOM = 56.0  # pixels between two ticks at least
 
 
-@dataclass(frozen=True)
-class _Name:
+class _Name(NamedTuple):
     """Where the name of a bar stands: level 0 is inside, others are flags."""
 
     words: str
     level: int
 
 
-@dataclass(frozen=True)
-class _Plot:
+class _Plot(NamedTuple):
     """Where everything is: pixels of a time, of a lane."""
 
     left: float
