@@ -55,6 +55,10 @@ def run(
         )
     except SpecError as error:
         show_findings(error.diagnostics, texts, "text", color=color, err=True)
+        planned = {finding.code for finding in error.diagnostics} - {"KP104", "KP808"}
+        if mode and None in (rows, q, arch) and planned:
+            hint = f"mode `{mode}` may suit some steps only: select them with --rows, --q, --arch"
+            click.echo(hint, err=True)
         return exit_code(error.diagnostics)
     if out is None:
         click.echo(shown, nl=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 
 from kpipe.codegen.diagnostics import SpecError
@@ -15,11 +16,17 @@ from kpipe.codegen.plan.tables import Cell, Table, read_table
 from kpipe.codegen.spec.document import Scalar, find
 
 
-def build_plan(resolved: Resolved, report: Report, only: str = "") -> PipelinePlan:
+def build_plan(
+    resolved: Resolved,
+    report: Report,
+    only: str = "",
+    steps: Container[tuple[str, int, int]] | None = None,
+) -> PipelinePlan:
     """The plan of a resolved spec.  Raises SpecError with every error found.
 
     With `only` every step takes that mode, whatever the table says, or none where the mode is not
-    legal: a mode that no step selects is looked at this way.
+    legal: a mode that no step selects is looked at this way.  With `steps`, (arch, q, rows), those
+    alone are planned.
     """
     table = _mode_table(resolved, report)
     report.stop_on_errors()
@@ -29,6 +36,8 @@ def build_plan(resolved: Resolved, report: Report, only: str = "") -> PipelinePl
     for arch in resolved.targets:
         for q, counts in resolved.rows.items():
             for rows in counts:
+                if steps is not None and (arch, q, rows) not in steps:
+                    continue
                 cell = table.at(arch, q, rows)
                 mode = _mode_at(resolved, cell, only, fallbacks, report) if cell else None
                 if mode is not None and cell is not None:

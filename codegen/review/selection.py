@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kpipe.codegen.diagnostics import SpecError, did_you_mean
 from kpipe.codegen.plan.api import resolve_spec
 from kpipe.codegen.plan.build import build_plan, illegal, refuse_unbuilt
-from kpipe.codegen.plan.describe import select_plans, undeclared
+from kpipe.codegen.plan.describe import check_declared, select_plans, undeclared
 from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.proof.api import prove_pipeline
@@ -47,7 +47,7 @@ def select(
     if mode is None:
         plan = prove_pipeline(path, texts).pipeline
     else:
-        plan = _under(path, texts, mode)
+        plan = _under(path, texts, mode, rows, q, arch)
     steps = select_plans(plan, rows, q, arch)
     if mode is not None:
         steps = _decided(plan, steps)
@@ -65,7 +65,15 @@ def distinct(selection: Selection, *, sizes: bool) -> tuple[Chosen, ...]:
     return tuple(found.values())
 
 
-def _under(path: str, texts: dict[str, str], mode: str) -> PipelinePlan:
+def _under(
+    path: str,
+    texts: dict[str, str],
+    mode: str,
+    rows: int | None,
+    q: int | None,
+    arch: str | None,
+) -> PipelinePlan:
+    """The plan of the selected steps under a mode: it need not suit the others."""
     resolved = resolve_spec(path, texts)
     refuse_unbuilt(resolved)
     near = did_you_mean(mode, resolved.modes)
@@ -79,7 +87,15 @@ def _under(path: str, texts: dict[str, str], mode: str) -> PipelinePlan:
         span = resolved.source.span("overlap", "modes", mode, key=True)
         report.error("KP104", f"mode `{mode}` is not legal here: {reason}", span)
         report.stop_on_errors()
-    return build_plan(resolved, report, mode)
+    check_declared(resolved.rows.items(), resolved.targets, rows, q, arch)
+    steps = {
+        (target, query, count)
+        for target in resolved.targets
+        for query, counts in resolved.rows.items()
+        for count in counts
+        if arch in (None, target) and q in (None, query) and rows in (None, count)
+    }
+    return build_plan(resolved, report, mode, steps)
 
 
 def _decided(plan: PipelinePlan, steps: Iterable[StepPlan]) -> tuple[StepPlan, ...]:

@@ -129,11 +129,22 @@ def test_another_architecture_stays_estimated_and_that_is_said(project: Path) ->
     assert "it has rows 1, 4, 16, 64 on sm_90a" in result.stderr
 
 
-def test_a_mode_that_is_not_legal_and_one_that_races(tmp_path: Path) -> None:
+def test_a_mode_that_is_not_legal_and_one_that_the_table_never_takes(tmp_path: Path) -> None:
     root = make_project(tmp_path)
     illegal = show(root, "timeline", "pipelines/dsa_dcp.yaml", "--mode", "late")
     assert illegal.exit_code == 1
     assert "error[KP104]: mode `late` is not legal here: it excludes dcp" in illegal.stderr
+    assert "may suit" not in illegal.stderr
+    partly = show(root, "timeline", "pipelines/dsa_tp.yaml", "--mode", "fork")
+    assert partly.exit_code == 1 and "`mla_query_split` reads `q_c` before" in partly.stderr
+    assert partly.stderr.endswith(
+        "mode `fork` may suit some steps only: select them with --rows, --q, --arch\n"
+    )
+    few = show(root, "timeline", "pipelines/dsa_tp.yaml", "--mode", "fork", *STEP)
+    assert few.exit_code == 0 and "rows 8, q 1, sm_90a, mode fork" in few.stdout
+    none = show(root, "timeline", "pipelines/dsa_tp.yaml", "--mode", "fork", "--rows", "9")
+    assert none.exit_code == 2 and "a step of 9 rows is padded to 16" in none.stderr
+    assert "may suit" not in none.stderr
     old = "requires: {fused_indexer: true}\n    late_front"
     mine = f"{old[:31]}\n    mine:\n      main: [packed_gemm, query_norm, fork side, index_gemm, "
     mine += "dsa_index, index_scores, topk_select, join side, core, value, o_proj]\n"
