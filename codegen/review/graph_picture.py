@@ -95,7 +95,8 @@ class _Place:
 
 
 def _place(graph: CapturedGraph) -> _Place:
-    streams = sorted({node.stream for node in graph.nodes}, key=lambda name: (name != MAIN, name))
+    own = [node.stream for node in graph.nodes if not node.ahead]
+    streams = tuple(dict.fromkeys([MAIN, *own]))
     box = max(svg.width(node.title, svg.TEXT, mono=True) for node in graph.nodes) + 28
     notes = svg.PAD + len(streams) * (box + COLUMN_GAP)
     words = (_port_words(graph, edge) for edge in graph.edges)
@@ -141,7 +142,8 @@ def _node(view: GraphView, place: _Place, number: int, first: float) -> str:
     title = "\n".join([f"node {number}: {node.title}, stream {node.stream}, {how}", *needs])
     box = svg.rect(x, y, place.box, BOX_HEIGHT, kind, radius=5)
     middle = x + place.box / 2, y + BOX_HEIGHT / 2 + 4
-    return svg.titled(title, [box, svg.text(*middle, node.title, mono=True, anchor="middle")])
+    parts = [svg.rect(x, y, place.box, BOX_HEIGHT, "page", radius=5)] * node.ahead + [box]
+    return svg.titled(title, [*parts, svg.text(*middle, node.title, mono=True, anchor="middle")])
 
 
 def _edge(graph: CapturedGraph, place: _Place, edge: GraphEdge, first: float) -> list[str]:
@@ -158,7 +160,7 @@ def _edge(graph: CapturedGraph, place: _Place, edge: GraphEdge, first: float) ->
             svg.head(x2, y2, fill, "down"),
         ]
     right = 1 if x2 > x1 else -1
-    between = range(a.depth + 1, b.depth)
+    between = range(a.depth, b.depth)
     blocked = any(n.stream == b.stream and n.depth in between for n in graph.nodes)
     n = svg.number
     if not blocked:  # out, then down

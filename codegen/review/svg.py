@@ -70,6 +70,7 @@ _FIXED = {
     "hot": "stroke-width:2.25;fill:none",
     "pdl": "stroke-width:1.75;fill:none",
     "badge": "fill:none",
+    "halo": "paint-order:stroke;stroke-width:3",
 }
 _COLOURED = {
     "soft": "fill:{soft}",
@@ -86,6 +87,7 @@ _COLOURED = {
     "fill-pdl": "fill:{pdl}",
     "badge": "stroke:{soft}",
     "cell": "fill:{grid}",
+    "halo": "stroke:{page}",
     "span": "fill:{span}",
 }
 

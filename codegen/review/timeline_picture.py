@@ -184,7 +184,7 @@ def _flag(plot: _Plot, bar: Bar, name: _Name, x: float) -> list[str]:
         start, stop = y + BAR, baseline - 10
     return [
         svg.line(pole, start, pole, stop, "lead"),
-        svg.text(x, baseline, name.words, svg.SMALL, mono=True),
+        svg.text(x, baseline, name.words, svg.SMALL, mono=True, kind="halo"),
     ]
 
 

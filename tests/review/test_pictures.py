@@ -4,9 +4,11 @@ anything else, legible."""
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from review.pictures import Picture, read
+from spec_project import plan_edited
 
 from kpipe.codegen.plan.model import Method, PipelinePlan
 from kpipe.codegen.review import svg
@@ -56,15 +58,38 @@ def all_pictures(view: str, plans: dict[str, PipelinePlan]) -> list[Picture]:
     return found
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_texts_are_inside_apart_and_legible(view: str, plans: dict[str, PipelinePlan]) -> None:
-    for picture in all_pictures(view, plans):
+def check_texts(pictures: list[Picture]) -> None:
+    """Every text is inside, apart from the others, and not small."""
+    for picture in pictures:
         assert picture.sizes and min(picture.sizes) >= 11
         for box in picture.boxes:
             assert box.left >= 4 and box.right <= picture.width - 4, box
             assert box.top >= 4 and box.bottom <= picture.height - 4, box
         for first, second in combinations(picture.boxes, 2):
             assert not first.meets(second), (first, second)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_texts_are_inside_apart_and_legible(view: str, plans: dict[str, PipelinePlan]) -> None:
+    check_texts(all_pictures(view, plans))
+
+
+@pytest.mark.parametrize("view", VIEWS[:-1])
+def test_a_picture_grows_with_its_streams(view: str, tmp_path: Path) -> None:
+    """Three streams, one forked off another: too much for the usual width of a graph."""
+    main = "index_front, index_scores, topk_select, join side, core, value, o_proj]"
+    old = f"main: [packed_gemm, fork side, {main}\n      side: [mla_query]"
+    new = (
+        "main: [packed_gemm, fork side, join side, core, value, o_proj]\n"
+        "      side: [index_front, fork other, index_scores, topk_select, join other]\n"
+        "      other: [mla_query]"
+    )
+    plan = plan_edited(tmp_path, "dsa_tp", (old, new))
+    (method,) = [method for method in plan.methods if method.name == "_front"]
+    assert method.plan.streams == ("main", "side", "other")
+    picture = read(drawn(view, plan, (method,)))
+    check_texts([picture])
+    assert picture.width > 1000 or view not in ("graph", "streams")
 
 
 @pytest.mark.parametrize("view", ["buffers", "mailbox"])
