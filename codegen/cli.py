@@ -274,6 +274,46 @@ def modes(
 
 
 @main.command()
+@click.argument("view", type=click.Choice(["timeline", "graph", "streams", "buffers", "mailbox"]))
+@click.argument("spec", type=click.Path())
+@click.option("--rows", type=int, metavar="N", help="Steps of this row count.")
+@click.option("--q", "q", type=int, metavar="N", help="Steps of this query length.")
+@click.option("--arch", metavar="A", help="Steps on this architecture, e.g. sm_90a.")
+@click.option("--mode", metavar="M", help="This mode, whatever the table says.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "svg", "html", "perfetto"]),
+    help="[default: as FILE's name ends, else text]",
+)
+@click.option("--out", metavar="FILE", type=click.Path(), help="Write the picture there.")
+@click.option("--timings", metavar="FILE", help="Durations that `kpipe bench --out` measured.")
+@click.option("--estimated", is_flag=True, help="Durations of the model, whatever was measured.")
+@common_options
+def show(
+    view: str,
+    spec: str,
+    rows: int | None,
+    q: int | None,
+    arch: str | None,
+    mode: str | None,
+    form: str | None,
+    out: str | None,
+    timings: str | None,
+    estimated: bool,
+    color: str,
+) -> int:
+    """Draw a plan: in time, as the captured graph, its streams, its memory.
+
+    Of each distinct launch list, or of the steps that --rows, --q, --arch and --mode select. A
+    timeline says whether its durations are estimated or measured.
+    """
+    from kpipe.codegen.commands.show import run
+
+    return run(view, spec, rows, q, arch, mode, form, out, timings, estimated, color)
+
+
+@main.command()
 @click.argument("code")
 @common_options
 def explain(code: str, color: str) -> int:

@@ -337,9 +337,9 @@ _RULES = (
     Rule(
         "KP808",
         "selection is not declared",
-        "`plan`, `why` and `modes` answer for rows, stages and ops that the spec declares. They "
-        "do not invent others: at run time rows are padded to the next declared count, and "
-        "anything larger is refused.",
+        "`plan`, `why`, `modes` and `show` answer for rows, stages, ops and modes that the spec "
+        "declares. They do not invent others: at run time rows are padded to the next declared "
+        "count, and anything larger is refused.",
         "kpipe plan pipelines/dsa_tp.yaml --rows 9",
         "Select one of the listed values, or declare it in the spec.",
     ),

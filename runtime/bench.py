@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -126,12 +127,29 @@ def table(timings: Sequence[Timing]) -> str:
     )
 
 
-def document(timings: Sequence[Timing]) -> dict[str, object]:
-    """What is written down: the machine, the versions, the times."""
+def kernel_digests(folder: Path) -> dict[str, str]:
+    """sha256 of every kernel file of a generated folder, by kernel."""
+    paths = (path for path in sorted((folder / "kernels").glob("*.py")) if path.stem != "__init__")
+    return {path.stem: sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def device_digest() -> str:
+    """sha256 over the building blocks that the kernels are made of, as evidence has it."""
+    digest = sha256()
+    for path in sorted((Path(__file__).parent / "device").glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def document(timings: Sequence[Timing], arch: str, folder: Path) -> dict[str, object]:
+    """What is written down: the machine, the versions, the kernels of `folder`, the times."""
     import cutlass
 
     return {
         "gpu": torch.cuda.get_device_name(),
+        "arch": arch,
+        "kernels": kernel_digests(folder),
+        "device": device_digest(),
         "versions": {
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
@@ -165,13 +183,15 @@ def main(argv: list[str]) -> int:
     from kpipe.runtime.host.launch import arch_of
 
     try:
-        timings = _measure(layer_class, arch_of(torch.device("cuda")), counts, options)
+        arch = arch_of(torch.device("cuda"))
+        timings = _measure(layer_class, arch, counts, options)
     except LayerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 4
     print(table(timings))
     if options.out:
-        options.out.write_text(json.dumps(document(timings), indent=1) + "\n")
+        written = document(timings, arch, Path(options.folder))
+        options.out.write_text(json.dumps(written, indent=1) + "\n")
     return 0
 
 

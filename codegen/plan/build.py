@@ -47,7 +47,7 @@ def build_mode(resolved: Resolved, mode: str) -> PipelinePlan | None:
     """
     table = _mode_table(resolved, Report(resolved.source))
     plans: list[StepPlan] = []
-    if not _illegal(resolved, mode):
+    if not illegal(resolved, mode):
         for arch, q, rows in (
             (arch, q, rows)
             for arch in resolved.targets
@@ -105,7 +105,7 @@ def _mode_at(
     report: Report,
 ) -> Mode | None:
     if only:
-        return None if _illegal(resolved, only) else resolved.modes[only]
+        return None if illegal(resolved, only) else resolved.modes[only]
     return _legal_mode(resolved, cell, fallbacks, report)
 
 
@@ -146,7 +146,7 @@ def _legal_mode(
     name = cell.value.raw if isinstance(cell.value, Scalar) else ""
     tried: list[str] = []
     while True:
-        reason = _illegal(resolved, name)
+        reason = illegal(resolved, name)
         if not reason:
             return resolved.modes[name]
         tried.append(name)
@@ -163,8 +163,8 @@ def _legal_mode(
         name = replacement
 
 
-def _illegal(resolved: Resolved, name: str) -> str:
-    """Why the mode may not stand in this spec; empty where it may."""
+def illegal(resolved: Resolved, name: str) -> str:
+    """Why the declared mode `name` may not stand in this spec; empty where it may."""
     facts = {
         "dcp": resolved.context_parallel,
         "fused_indexer": resolved.spec.features.fused_indexer,

@@ -1,1 +1,1 @@
-"""What a change of a specification does to its schedule, for the reviewer of a pull request."""
+"""What a reviewer looks at: pictures of a schedule, and what an edit of it changes."""
