@@ -105,10 +105,8 @@ def _records(
             }
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # a file that says nothing is no evidence; its launches are missing
-        # What a file imports follows from its bytes: nothing that was not recorded can matter.
         current = {
-            name: digests.get(name) == digest
-            and all(_file_digest(device / block) == known for block, known in blocks.items())
+            name: digests.get(name) == digest and same_blocks(blocks, device)
             for name, (digest, blocks) in kernels.items()
         }
         own = path.parent.parent == folder
@@ -116,6 +114,14 @@ def _records(
             known = current.get(entry.get("kernel", ""), False)
             if own or known:  # what is not ours is no reason to call ours stale
                 yield {"gpu": document.get("gpu", ""), **entry, "current": known}
+
+
+def same_blocks(blocks: Mapping[str, str], device: Path = DEVICE) -> bool:
+    """Whether the device building blocks (file -> sha256) that a kernel imported are the same.
+
+    What a file imports follows from its bytes: nothing that was not recorded can matter.
+    """
+    return all(_file_digest(device / block) == known for block, known in blocks.items())
 
 
 @cache

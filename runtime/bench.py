@@ -12,13 +12,13 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 
 import torch
 
 from kpipe.runtime.bench_floor import BANDWIDTH, floor_us, launch_bytes
 from kpipe.runtime.bench_inputs import TimedLayer, build
+from kpipe.runtime.evidence import made_of, versions
 from kpipe.runtime.generated_folder import launches, load_layer
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import LayerError
@@ -127,34 +127,14 @@ def table(timings: Sequence[Timing]) -> str:
     )
 
 
-def kernel_digests(folder: Path) -> dict[str, str]:
-    """sha256 of every kernel file of a generated folder, by kernel."""
-    paths = (path for path in sorted((folder / "kernels").glob("*.py")) if path.stem != "__init__")
-    return {path.stem: sha256(path.read_bytes()).hexdigest() for path in paths}
-
-
-def device_digest() -> str:
-    """sha256 over the building blocks that the kernels are made of, as evidence has it."""
-    digest = sha256()
-    for path in sorted((Path(__file__).parent / "device").glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
 def document(timings: Sequence[Timing], arch: str, folder: Path) -> dict[str, object]:
     """What is written down: the machine, the versions, the kernels of `folder`, the times."""
-    import cutlass
-
+    kernels = (path.stem for path in folder.glob("kernels/*.py") if path.stem != "__init__")
     return {
         "gpu": torch.cuda.get_device_name(),
         "arch": arch,
-        "kernels": kernel_digests(folder),
-        "device": device_digest(),
-        "versions": {
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "cutlass_dsl": cutlass.__version__,
-        },
+        "kernels": made_of(folder, kernels),
+        "versions": versions(),
         "replays": REPLAYS,
         "layers": LAYERS,
         "timings": [asdict(t) for t in timings],

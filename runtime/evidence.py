@@ -87,6 +87,15 @@ def launch_record(
     }
 
 
+def made_of(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What kernels of a folder are made of: name -> its digest and those of its device blocks."""
+    paths = {name: folder / "kernels" / f"{name}.py" for name in sorted(set(names))}
+    return {
+        name: {"sha256": kernel_digest(path), "device": device_files(path)}
+        for name, path in paths.items()
+    }
+
+
 def known_launches(folder: Path, gpu: str) -> frozenset[str]:
     """Launches that the folders beside this one have run as they stand here, as `launch_key`."""
     found = set()
@@ -94,11 +103,11 @@ def known_launches(folder: Path, gpu: str) -> frozenset[str]:
         if path.parent.parent == folder.resolve():
             continue
         document = json.loads(path.read_text())
-        for name, made_of in document.get("kernels", {}).items():
+        for name, made in document.get("kernels", {}).items():
             kernel = folder / "kernels" / f"{name}.py"
-            if not kernel.is_file() or kernel_digest(kernel) != made_of["sha256"]:
+            if not kernel.is_file() or kernel_digest(kernel) != made["sha256"]:
                 continue
-            if device_files(kernel) == made_of["device"]:
+            if device_files(kernel) == made["device"]:
                 mine = [entry for entry in document["records"] if entry["kernel"] == name]
                 found |= {launch_key(**_identity(entry)) for entry in mine if entry["ok"]}
     return frozenset(found)
@@ -123,14 +132,10 @@ def document(
 ) -> dict[str, Any]:
     """The evidence of a generated folder: records of launches, and of whole layers."""
     records = list(records)
-    kernels = {}
-    for name in sorted({entry["kernel"] for entry in records}):
-        path = folder / "kernels" / f"{name}.py"
-        kernels[name] = {"sha256": kernel_digest(path), "device": device_files(path)}
     return {
         "gpu": gpu,
         "versions": versions(),
-        "kernels": kernels,
+        "kernels": made_of(folder, (entry["kernel"] for entry in records)),
         "layers": list(layers),
         "records": records,
     }
@@ -140,8 +145,7 @@ def text_of(evidence: Mapping[str, Any]) -> str:
     """A document as JSON with one record per line, so that a re-run reads well in a diff."""
     parts = [f' "{key}": {json.dumps(evidence[key])}' for key in ("gpu", "versions")]
     kernels = ",\n".join(
-        f"  {json.dumps(name)}: {json.dumps(made_of)}"
-        for name, made_of in evidence["kernels"].items()
+        f"  {json.dumps(name)}: {json.dumps(made)}" for name, made in evidence["kernels"].items()
     )
     parts.append(f' "kernels": {{\n{kernels}\n }}')
     for key in ("layers", "records"):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kpipe.codegen.evidence import device_digest, file_digest
+from kpipe.codegen.evidence import kernel_digest, same_blocks
 from kpipe.codegen.plan.cost import CONTEXT
 from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 
@@ -30,14 +30,14 @@ class TimingsError(ValueError):
 class Timings:
     """One file of times: `entries` as the file has them, each with the keys of `_KEYS` and `us`.
 
-    `kernels` are the hashes of the kernel files that ran, empty where the file does not say.
+    `kernels` are what the kernels that ran were made of, as in evidence: name -> digest and device
+    blocks; empty where the file does not say.
     """
 
     gpu: str
     arch: str
     entries: tuple[Mapping[str, Any], ...] = field(repr=False)
-    kernels: Mapping[str, str] = field(default_factory=dict)
-    device: str = ""
+    kernels: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def read_timings(path: Path) -> Timings | None:
         if not isinstance(entry, dict) or not _complete(entry):
             raise TimingsError(f"entry {entry!r:.60} of `timings` lacks a name, a number or `us`")
     arch = data.get("arch") or _ARCHS.get(gpu.split()[-1] if gpu else "", "")
-    return Timings(gpu, arch, tuple(entries), data.get("kernels") or {}, data.get("device", ""))
+    return Timings(gpu, arch, tuple(entries), data.get("kernels") or {})
 
 
 def _complete(entry: Mapping[str, Any]) -> bool:
@@ -147,6 +147,6 @@ def _other_kernel(timings: Timings, kernel: str, folder: Path) -> bool:
     """Whether the file says that another kernel was timed than the one in the folder."""
     if kernel not in timings.kernels:
         return False
-    path = folder / "kernels" / f"{kernel}.py"
-    same = path.is_file() and file_digest(path) == timings.kernels[kernel]
-    return not same or timings.device != device_digest()
+    made, path = timings.kernels[kernel], folder / "kernels" / f"{kernel}.py"
+    same = path.is_file() and kernel_digest(path.read_bytes()) == made.get("sha256")
+    return not same or not same_blocks(made.get("device", {}))

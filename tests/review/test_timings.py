@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kpipe.codegen.evidence import device_digest, file_digest
+from kpipe.codegen.evidence import kernel_digest
 from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.review.timings import (
     Measured,
@@ -108,14 +108,17 @@ def test_times_of_other_kernels_are_left_aside(
     plan = plans["dsa_tp"]
     kernel = tmp_path / "kernels" / "o_proj.py"
     kernel.parent.mkdir()
-    kernel.write_text("O = 1\n")
-    ran = {"kernels": {"o_proj": file_digest(kernel)}, "device": device_digest()}
+    kernel.write_text("spec\nO = 1\n")
+    made = {"sha256": kernel_digest(kernel.read_bytes()), "device": {}}
+    ran = {"kernels": {"o_proj": made}}
     path = written(tmp_path / "t.json", entry(), **ran)
     assert found(path, plan, step_of(plan), tmp_path) is not None
-    kernel.write_text("O = 2\n")
+    kernel.write_text("spec\nO = 2\n")
     assert found(path, plan, step_of(plan), tmp_path) is None
-    kernel.write_text("O = 1\n")
-    path = written(tmp_path / "t.json", entry(), **{**ran, "device": "0" * 64})
+    kernel.write_text("another spec\nO = 1\n")
+    assert found(path, plan, step_of(plan), tmp_path) is not None
+    ran = {"kernels": {"o_proj": {**made, "device": {"memory.py": "0" * 64}}}}
+    path = written(tmp_path / "t.json", entry(), **ran)
     assert found(path, plan, step_of(plan), tmp_path) is None
 
 
