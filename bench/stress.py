@@ -9,8 +9,8 @@ states, the first access is held up, so that the second comes too early wherever
 back: alone (`first`), or with everybody but the second held up a little (`crowd`).  A trial is
 wrong if a read, or the memory at the end, is not what the host's order leaves there.
 
-Judging exits with 1 if a repaired schedule went wrong, a trial was refused, or fewer than MIN_RULES rules have a
-racy one that did.
+Judging exits with 1 if a repaired schedule went wrong, a trial was refused, or fewer than MIN_RULES
+rules have a racy one that did.
 """
 
 from __future__ import annotations
