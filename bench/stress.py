@@ -9,8 +9,8 @@ states, the first access is held up, so that the second comes too early wherever
 back: alone (`first`), or with everybody but the second held up a little (`crowd`).  A trial is
 wrong if a read, or the memory at the end, is not what the host's order leaves there.
 
-Judging exits with 1 if a repaired schedule went wrong, or if fewer than MIN_RULES rules have a
-racy one that did.
+Judging exits with 1 if a repaired schedule went wrong, a trial was refused, or fewer than MIN_RULES
+rules have a racy one that did.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,15 +150,19 @@ class Tally:
     wrong_runs: int = 0  # of racy schedules
 
 
-def judge(results: list[dict[str, Any]]) -> tuple[dict[str, Tally], list[str], list[str]]:
+def judge(
+    results: list[dict[str, Any]], refused: Collection[str] = ()
+) -> tuple[dict[str, Tally], list[str], list[str]]:
     """Tallies by rule; repaired schedules that went wrong; racy ones that never did.
 
-    A schedule is one side of one pair in one mode; its trials count together.  ValueError where
-    the results are not those of today's plan.
+    A schedule is one side of one pair in one mode; its trials count together, without those that
+    were `refused` (their ids).  ValueError where the results are not those of today's plan.
     """
     by_id = {one["id"]: one for one in results}
     grouped: dict[tuple[str, str, str, str], list[Trial]] = defaultdict(list)
     for trial in trials()[0]:
+        if trial.id in refused:
+            continue
         if trial.id not in by_id:
             raise ValueError(f"the results lack {trial.id}: run today's plan")
         grouped[trial.rule, trial.file, trial.side, trial.mode].append(trial)
@@ -201,11 +205,13 @@ def table(tallies: dict[str, Tally]) -> list[str]:
 
 
 def judge_file(path: Path, out: Path | None) -> int:
-    """Judge what came back; 1 for a repaired schedule that went wrong, or too few rules."""
+    """Judge what came back; 1 for a repaired schedule that went wrong, a trial that was refused,
+    or too few rules."""
     document = json.loads(path.read_text())
     if document.get("schema") != STRESSED:
         raise ValueError(f"{path} is not of schema {STRESSED}")
-    tallies, broken, unseen = judge(document["results"])
+    refused = {one["id"]: one["error"] for one in document.get("refused", ())}
+    tallies, broken, unseen = judge(document["results"], refused)
     print(f"{document['gpu']}, driver {document['driver']}")
     for line in table(tallies):
         print(line)
@@ -213,6 +219,8 @@ def judge_file(path: Path, out: Path | None) -> int:
     for title, names in (("repaired and wrong", broken), ("racy and never wrong", unseen)):
         for name in names:
             print(f"{title}: {name}")
+    for name, error in refused.items():
+        print(f"refused: {name}: {error}")
     if out:
         head = {key: document[key] for key in ("gpu", "arch", "driver", "versions")}
         payload = {
@@ -221,13 +229,14 @@ def judge_file(path: Path, out: Path | None) -> int:
             "rules": {rule: vars(one) for rule, one in tallies.items()},
             "repaired_and_wrong": broken,
             "racy_and_never_wrong": unseen,
+            "refused": refused,
             "results": [
                 [one["id"], one["repetitions"], one["wrong"]] for one in document["results"]
             ],
         }
         out.write_text(json.dumps(payload, indent=1) + "\n")
     print(f"{len(shown)} rules with a schedule that went wrong, {len(broken)} broken repairs")
-    return int(bool(broken) or len(shown) < MIN_RULES)
+    return int(bool(broken or refused) or len(shown) < MIN_RULES)
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from kpipe.runtime.host.graph import graph_json
@@ -20,6 +21,7 @@ from kpipe.runtime.schedules.rows import EXPERIMENTS, FIRST, LAST, LATE_US, Expe
 from kpipe.runtime.schedules.trial_file import (
     DRY_ARCH,
     FINE,
+    Attempts,
     UsageError,
     main,
     parser,
@@ -47,15 +49,20 @@ def _probe(options: argparse.Namespace) -> int:
 
     machine = execute.Machine()
     observed: dict[str, Any] = {"schema": SCHEMA, **described(), "late_us": LATE_US}
-    observed["experiments"] = [
-        _observe(machine, one, mode, options.repetitions) for one in wanted for mode in one.modes
+    attempts, repetitions = Attempts(), options.repetitions
+    seen = [
+        attempts.run(partial(_observe, machine, one, mode, repetitions), row=one.row, mode=mode)
+        for one in wanted
+        for mode in one.modes
     ]
-    write_document(options.out, observed)  # what is known already, should a trial be refused
+    observed["experiments"] = [item for item in seen if item is not None]
+    observed["refused"] = attempts.refused
+    write_document(options.out, observed)  # what is known already
     if not options.rows:
-        observed["graph_trials"] = graph_trials(machine, options.repetitions or GRAPH_REPETITIONS)
+        observed["graph_trials"] = graph_trials(machine, repetitions or GRAPH_REPETITIONS)
         write_document(options.out, observed)
     print(f"{len(observed['experiments'])} experiments on {observed['gpu']}: {options.out}")
-    return FINE
+    return attempts.code
 
 
 def _observe(machine: Any, one: Experiment, mode: str, repetitions: int | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from kpipe.runtime.schedules.form import Schedule, from_json
@@ -17,6 +18,7 @@ from kpipe.runtime.schedules.memory import lay_out
 from kpipe.runtime.schedules.trial_file import (
     DRY_ARCH,
     FINE,
+    Attempts,
     main,
     parser,
     read_document,
@@ -24,7 +26,7 @@ from kpipe.runtime.schedules.trial_file import (
 )
 
 PLAN, STRESSED = "kpipe.stress/1", "kpipe.stressed/1"
-REPETITIONS = 40
+REPETITIONS = 20
 
 
 def _stress(options: argparse.Namespace) -> int:
@@ -41,9 +43,13 @@ def _stress(options: argparse.Namespace) -> int:
     from kpipe.runtime.host.machine import described
 
     machine = execute.Machine()
-    results = []
+    results, attempts = [], Attempts()
+    repetitions = options.repetitions or REPETITIONS
     for trial, schedule, delays, holds in trials:
-        seen = machine.run(schedule, options.repetitions or REPETITIONS, delays, holds)
+        work = partial(machine.run, schedule, repetitions, delays, holds)
+        seen = attempts.run(work, id=trial["id"])
+        if seen is None:
+            continue
         results.append(
             {
                 "id": trial["id"],
@@ -53,9 +59,10 @@ def _stress(options: argparse.Namespace) -> int:
                 "wrong_at_the_end": seen.final,
             }
         )
-    write_document(options.out, {"schema": STRESSED, **described(), "results": results})
+    head = {"schema": STRESSED, **described()}
+    write_document(options.out, {**head, "results": results, "refused": attempts.refused})
     print(f"{len(results)} trials: {options.out}")
-    return FINE
+    return attempts.code
 
 
 def _ready(

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from kpipe.runtime.host.graph import graph_json
-from kpipe.runtime.schedules.form import from_json
+from kpipe.runtime.schedules.form import Schedule, from_json
 from kpipe.runtime.schedules.memory import lay_out
 from kpipe.runtime.schedules.trial_file import (
     DRY_ARCH,
     FINE,
+    Attempts,
     main,
     parser,
     read_document,
@@ -44,20 +47,33 @@ def _capture(options: argparse.Namespace) -> int:
     machine = execute.Machine()
     found: dict[str, Any] = {"schema": CAPTURED, **described(), "pipeline": plan["pipeline"]}
     found["lists"] = []
+    attempts = Attempts()
     for one in plan["lists"]:
-        seen = machine.run(schedules[one["key"]], 1, {})
-        graphs = [graph_json(graph) for graph in seen.graphs]
-        found["lists"].append(
-            {"key": one["key"], "sha256": one["sha256"], "layer": False, "graphs": graphs}
-        )
-    write_document(options.out, found)
+        work = partial(_of_stand_ins, machine, one, schedules[one["key"]])
+        found["lists"].append(attempts.run(work, key=one["key"], layer=False))
+    _write(options, found, attempts)
     if options.layer:
-        from kpipe.runtime.schedules.layers import capture_layers
+        from kpipe.runtime.generated_folder import load_layer
+        from kpipe.runtime.schedules.layers import capture_list, selected
 
-        found["lists"] += capture_layers(machine, options.layer, plan)
-        write_document(options.out, found)
+        layer_class = load_layer(options.layer)
+        for one, use in selected(plan, machine.arch):
+            print(f"the layer: {one['key']} ...", flush=True)
+            work = partial(capture_list, machine, layer_class, one, use)
+            found["lists"].append(attempts.run(work, key=one["key"], layer=True))
+            _write(options, found, attempts)
     print(f"{len(found['lists'])} graphs on {found['gpu']}: {options.out}")
-    return FINE
+    return attempts.code
+
+
+def _of_stand_ins(machine: Any, one: Mapping[str, Any], schedule: Schedule) -> dict[str, Any]:
+    graphs = [graph_json(graph) for graph in machine.run(schedule, 1, {}).graphs]
+    return {"key": one["key"], "sha256": one["sha256"], "layer": False, "graphs": graphs}
+
+
+def _write(options: argparse.Namespace, found: dict[str, Any], attempts: Attempts) -> None:
+    found["lists"] = [one for one in found["lists"] if one is not None]
+    write_document(options.out, {**found, "refused": attempts.refused})
 
 
 def _options(argv: list[str]) -> argparse.Namespace:

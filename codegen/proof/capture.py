@@ -182,14 +182,19 @@ class Verdict:
 def judge(lists: Sequence[CaptureList], captured: Mapping[str, Any]) -> tuple[Verdict, ...]:
     """Every captured graph against the list of its key, in the order of the prediction.
 
-    A list that was not captured, or for which another schedule was, is a difference; so is a key
-    that the spec does not have.  Raises KeyError or TypeError for what is no document of captures.
+    A list that was not captured, was refused, or for which another schedule was captured, is a
+    difference; so is a key that the spec does not have.  Raises KeyError or TypeError for what is
+    no document of captures.
     """
     known = {one.key: one for one in lists}
     order = {one.key: number for number, one in enumerate(lists)}
     found = captured["lists"]
     verdicts = [_verdict(known.get(one["key"]), one) for one in found]
-    stand_ins = {one["key"] for one in found if not one["layer"]}
+    refused = captured.get("refused", ())
+    for one in refused:
+        why = f"refused on that machine: {one['error']}"
+        verdicts.append(Verdict(one["key"], one["layer"], 0, 0, (why,)))
+    stand_ins = {one["key"] for one in (*found, *refused) if not one["layer"]}
     for one in lists:
         if one.key not in stand_ins:
             verdicts.append(Verdict(one.key, False, 0, 0, ("it was not captured",)))

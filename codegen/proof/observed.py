@@ -108,8 +108,11 @@ def table_of(observed: Mapping[str, Any], found: Sequence[Experiment], template:
     """The table of the machine that was observed.
 
     Sentences, readings and rules are the template's; rows that it lacks follow in their own
-    words.  Raises ValueError where one of its rows was not observed in both modes.
+    words.  Raises ValueError where one of its rows was not observed in both modes, or a trial of
+    that machine was refused.
     """
+    for one in observed.get("refused", ()):
+        raise ValueError(f"row {one['row']}, {one['mode']}, was refused there: {one['error']}")
     seen = [_row(row.id, row.sentence, found) for row in template.rows]
     known = {row.id for row in template.rows}
     new = dict.fromkeys(one.row for one in found if one.row not in known)

@@ -172,9 +172,16 @@ class Driver:
         return tuple(found[i] or 0 for i in range(count.value))
 
     def edges(self, graph: int) -> tuple[tuple[int, int, int, int, int], ...]:
-        """The edges of a graph: from, to, from port, to port, type."""
-        count = c_size_t()
-        null = c_void_p()
+        """The edges of a graph: from, to, from port, to port, type.
+
+        The driver calls it an invalid argument to ask a graph without edges for them, so they are
+        asked for only where a node is no root.
+        """
+        count, roots, null = c_size_t(), c_size_t(), c_void_p()
+        self.call("cuGraphGetNodes", c_void_p(graph), null, byref(count))
+        self.call("cuGraphGetRootNodes", c_void_p(graph), null, byref(roots))
+        if roots.value == count.value:
+            return ()
         self.call("cuGraphGetEdges_v2", c_void_p(graph), null, null, null, byref(count))
         size = max(1, count.value)
         heads, tails, data = (c_void_p * size)(), (c_void_p * size)(), (EdgeData * size)()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kpipe.runtime.host.driver import Driver
+from kpipe.runtime.host.driver import Driver, DriverError
 
 NODE_TYPES = (
     *("kernel", "memcpy", "memset", "host", "child graph", "empty", "event wait", "event record"),
@@ -55,7 +55,7 @@ class Graph:
 def read_graph(driver: Driver, graph: int, launches: Mapping[int, int]) -> Graph:
     """A graph of the driver; `launches` says which launch made a node, where that is known.
 
-    Raises DriverError where the driver cannot say.
+    Raises DriverError that lists the graph's nodes where the driver cannot say.
     """
     handles = driver.nodes(graph)
     last = 1 + max(launches.values(), default=0)
@@ -67,10 +67,12 @@ def read_graph(driver: Driver, graph: int, launches: Mapping[int, int]) -> Graph
         kind = NODE_TYPES[number] if number < len(NODE_TYPES) else f"type {number}"
         name = driver.kernel_name(handle).partition(OPERANDS)[0] if kind == "kernel" else ""
         nodes.append(Node(launches.get(handle, -1), kind, name))
-    edges = (
-        GraphEdge(place[source], place[target], *data)
-        for source, target, *data in driver.edges(graph)
-    )
+    try:
+        found = driver.edges(graph)
+    except DriverError as error:
+        listed = ", ".join(node.kernel or node.type for node in nodes)
+        raise DriverError(f"the edges of the graph of {listed}: {error}") from None
+    edges = (GraphEdge(place[source], place[target], *data) for source, target, *data in found)
     key = lambda edge: (edge.target, edge.source, edge.type)  # noqa: E731
     return Graph(tuple(nodes), tuple(sorted(edges, key=key)))
 

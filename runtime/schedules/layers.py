@@ -10,40 +10,39 @@ import torch
 from kpipe.runtime.bench_inputs import TimedLayer, build
 from kpipe.runtime.host.compile import compile_kernel
 from kpipe.runtime.host.graph import graph_json, read_graph
+from kpipe.runtime.layer import Layer
 from kpipe.runtime.schedules.execute import Machine, stand_in
 from kpipe.runtime.schedules.form import Launch, from_json
 from kpipe.runtime.schedules.kernel import operands
-from kpipe.runtime.trial import load_layer
 
+Use = tuple[str, int, int]  # arch, q, rows
 LAYERS = 2
 CONTEXT = 4096  # keys of a request; what a graph looks like does not depend on it
 
 
-def capture_layers(machine: Machine, folder: str, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The graph of every planned list that the layer's table selects on this machine.
+def selected(plan: Mapping[str, Any], arch: str) -> list[tuple[Mapping[str, Any], Use]]:
+    """The planned lists that the layer's table selects on `arch`, each with a step that does."""
+    here = ((one, [use for use in one["selected"] if use[0] == arch]) for one in plan["lists"])
+    return [(one, (arch, *uses[0][1:])) for one, uses in here if uses]
 
-    Raises LayerError where the folder holds no layer or it lacks a kernel.
+
+def capture_list(
+    machine: Machine, layer_class: type[Layer], one: Mapping[str, Any], use: Use
+) -> dict[str, Any]:
+    """The graph of a planned list that the layer takes for the step `use`.
+
+    Raises LayerError where the layer lacks a kernel.
     """
-    layer_class = load_layer(folder)
-    found = []
-    for one in plan["lists"]:
-        use = next((use for use in one["selected"] if use[0] == machine.arch), None)
-        if use is None:
-            continue
-        arch, q, rows = use
-        timed = build(layer_class, arch=arch, rows=rows, q=q, context=CONTEXT, count=LAYERS)
-        launches = from_json(one["schedule"]).launches
-        capture = LayerCapture(machine, timed, launches)
-        found.append(
-            {
-                "key": one["key"],
-                "sha256": one["sha256"],
-                "layer": True,
-                "method": capture.method,
-                "graphs": [capture.graph()],
-            }
-        )
-    return found
+    arch, q, rows = use
+    timed = build(layer_class, arch=arch, rows=rows, q=q, context=CONTEXT, count=LAYERS)
+    capture = LayerCapture(machine, timed, from_json(one["schedule"]).launches)
+    return {
+        "key": one["key"],
+        "sha256": one["sha256"],
+        "layer": True,
+        "method": capture.method,
+        "graphs": [capture.graph()],
+    }
 
 
 class LayerCapture:

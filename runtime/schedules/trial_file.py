@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,37 @@ def write_document(path: Path, data: dict[str, Any]) -> None:
     """Write a document; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data) + "\n")
+
+
+class Attempts:
+    """Runs one trial after the other: what one of them raises takes no other along.
+
+    `refused` says of each trial that raised what it was, and its `error`.
+    """
+
+    def __init__(self) -> None:
+        self.refused: list[dict[str, Any]] = []
+
+    def run(self, work: Callable[[], Any], **trial: Any) -> Any:
+        """What `work` returns, or None where it raised; `trial` says what it was."""
+        from kpipe.runtime.host.driver import DriverError
+        from kpipe.runtime.metadata import LayerError
+
+        try:
+            return work()
+        except Exception as error:
+            known = isinstance(error, DriverError | LayerError)
+            if not known and not self.refused:  # once: a device that is lost refuses all others
+                traceback.print_exc()
+            said = str(error) if known else f"{type(error).__name__}: {error}"
+            self.refused.append({**trial, "error": said})
+            print(f"refused: {', '.join(map(str, trial.values()))}: {said}", file=sys.stderr)
+            return None
+
+    @property
+    def code(self) -> int:
+        """The exit code: 1 where a trial was refused."""
+        return FINDINGS if self.refused else FINE
 
 
 def parser(program: str, doc: str, plan: bool) -> argparse.ArgumentParser:

@@ -173,12 +173,19 @@ class FakeLibrary:
 
     def cuGraphGetEdges_v2(self, graph: Any, heads: Any, tails: Any, data: Any, count: Any) -> int:
         edges = self.graphs[graph.value].edges
+        if not edges:
+            return 1
         for number, (source, target, kind) in enumerate(
             edges if hasattr(heads, "_length_") else ()
         ):
             heads[number], tails[number] = source, target
             data[number].type = data[number].from_port = kind
         count._obj.value = len(edges)
+        return 0
+
+    def cuGraphGetRootNodes(self, graph: Any, nodes: Any, count: Any) -> int:
+        found = self.graphs[graph.value]
+        count._obj.value = len(set(found.nodes) - {target for _, target, _ in found.edges})
         return 0
 
     def cuGraphNodeGetType(self, node: Any, kind: Any) -> int:

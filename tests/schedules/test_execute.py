@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,10 @@ from kpipe.runtime.schedules.memory import lay_out, long_launches
 from kpipe.runtime.schedules.rows import EXPERIMENTS, Experiment
 
 
-def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> dict:
+def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str, code: int = 0) -> dict:
     out = tmp_path / "observed.json"
     options = probe._options(["--out", str(out), "--repetitions", "2", *words])
-    assert trial_file.main(options, probe._probe) == 0
+    assert trial_file.main(options, probe._probe) == code
     return json.loads(out.read_text())
 
 
@@ -94,6 +95,53 @@ def test_errors_of_the_driver_name_the_call(machine: FakeMachine):
         machine.driver.nodes(1)
     with pytest.raises(DriverError, match="no capture here"):
         Driver(machine.library).capture_state(5)
+
+
+def test_a_graph_without_edges_is_not_asked_for_them(machine: FakeMachine):
+    """The driver refuses the question for one kernel, and for two that nothing orders."""
+    for chain, count in (("A(trig)", 1), ("A; side C", 2)):
+        (graph,) = machine.run(Experiment("x", chain).schedule("captured"), 1, {}).graphs
+        assert (len(graph.nodes), graph.edges) == (count, ())
+
+
+def test_edges_that_cannot_be_read_name_the_graph(machine: FakeMachine):
+    machine.library.fail = "cuGraphGetEdges_v2"
+    message = (
+        "the edges of the graph of A_kernel_cutlass_stand_in, memset: "
+        "cuGraphGetEdges_v2: a made-up error (999)"
+    )
+    with pytest.raises(DriverError, match=re.escape(message)):
+        machine.run(Experiment("x", "A; memset").schedule("captured"), 1, {})
+
+
+def test_an_experiment_that_is_refused_takes_no_other_along(
+    machine: FakeMachine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr(probe, "EXPERIMENTS", [Experiment("1", "A; C"), Experiment("2", "C; A")])
+    machine.library.fail = "cuGraphGetEdges_v2"
+    document = probed(tmp_path, monkeypatch, code=1)
+    assert [(one["row"], one["mode"]) for one in document["experiments"]] == [
+        *(("1", "eager"), ("2", "eager"))
+    ]
+    assert [(one["row"], one["mode"]) for one in document["refused"]] == [
+        *(("1", "captured"), ("2", "captured"))
+    ]
+    assert "refused: 1, captured: the edges of the graph of" in capsys.readouterr().err
+
+
+def test_what_nobody_expected_is_shown_once(capsys: pytest.CaptureFixture[str]):
+    attempts = trial_file.Attempts()
+    assert attempts.run(lambda: 7, id="fine") == 7 and attempts.code == 0
+    for name in "ab":
+        assert attempts.run(lambda: 1 // 0, id=name) is None
+    assert attempts.code == 1
+    said = "ZeroDivisionError: integer division or modulo by zero"
+    assert attempts.refused == [{"id": "a", "error": said}, {"id": "b", "error": said}]
+    error = capsys.readouterr().err
+    assert error.count("Traceback") == 1 and f"refused: b: {said}" in error
 
 
 def test_probe_writes_experiments_and_graph_trials(

@@ -125,6 +125,10 @@ def test_another_graph_than_the_rules_say_is_a_broken_promise(
     [
         (lambda d: d.update(schema="kpipe.observed/2"), "`schema` is 'kpipe.observed/2', not"),
         (lambda d: d["experiments"].pop(0), "row 1 was not observed, eager: measure all rows"),
+        (
+            lambda d: d.update(refused=[{"row": "9", "mode": "eager", "error": "cuX: no (1)"}]),
+            "row 9, eager, was refused there: cuX: no (1)",
+        ),
         (lambda d: d["experiments"][0].pop("stale"), "'stale' is missing"),
         (lambda d: d["experiments"][0].update(stale=41), "row 1: 0 and 41 of 40, eager"),
         (lambda d: d["experiments"][0].update(schedule={"schema": "x"}), "'x' is not kpipe.sch"),

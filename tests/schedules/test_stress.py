@@ -93,6 +93,21 @@ def test_judging(stress: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert judged(stress, tmp_path, few) == 1
 
 
+def test_a_trial_that_was_refused_is_told_and_not_counted(
+    stress: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    racy = lambda one: one.side == "racy" and one.verdict == "racy"  # noqa: E731
+    given = [one for one in results(stress, racy) if not one["id"].startswith("relay/1/fixed")]
+    lost = [one.id for one in stress.trials()[0] if one.id.startswith("relay/1/fixed")]
+    path = tmp_path / "stressed.json"
+    head = {"schema": "kpipe.stressed/1", "gpu": "g", "arch": "a", "driver": "d", "versions": {}}
+    refused = [{"id": one, "error": "cuX: no (1)"} for one in lost]
+    path.write_text(json.dumps({**head, "results": given, "refused": refused}))
+    assert stress.judge_file(path, None) == 1
+    shown = capsys.readouterr().out
+    assert f"refused: {lost[0]}: cuX: no (1)" in shown and ", 0 broken repairs" in shown
+
+
 def test_results_of_another_plan_are_refused(stress: ModuleType) -> None:
     given = results(stress, lambda one: False)
     with pytest.raises(ValueError, match="the results lack .*: run today's plan"):
