@@ -6,7 +6,8 @@
 Every form is judged by the oracle of launch_cases/sparse.py at several numbers of rows: with ragged
 lists and NaN in every cache row that is not selected, and with full lists. Times are medians over
 graph replays that walk through inputs larger than the L2 cache, one launch behind the other under
-PDL. `--sweep` times every number of splits that fits on the GPU, `--quick` checks without timing.
+PDL. `--sweep` times every number of splits that fits on the GPU, `--quick` checks without timing,
+`--diagnose` says for two splits which part of a wrong merge is wrong (wide_diagnosis.py) and ends.
 Exit code 1 on any failure.
 """
 
@@ -155,6 +156,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="forms whose name contains it")
     parser.add_argument("--sweep", action="store_true", help="time all numbers of splits")
     parser.add_argument("--quick", action="store_true", help="check only")
+    parser.add_argument("--diagnose", action="store_true", help="say what is wrong, and end")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the records as JSON")
     options = parser.parse_args()
     if options.render:
@@ -167,6 +169,14 @@ def main() -> int:
     torch.manual_seed(torch.seed() % 2**31)
     forms = Forms(options.kernels)
     names = [name for name in forms.modules if options.only in name]
+    if options.diagnose:
+        from wide_diagnosis import SPLITS as DIAGNOSED
+        from wide_diagnosis import diagnose
+
+        for name in names:
+            print(name)
+            diagnose(forms.modules[name], forms.compiled(forms.modules[name], splits=DIAGNOSED))
+        return 0
     for name, rows in itertools.product(names, ROWS):
         splits = splits_for(forms.modules[name], rows)
         forms.check(name, rows, splits)

@@ -25,7 +25,9 @@ ALIGN = 1024
 STEP_COLUMNS = 16
 """Columns, or rows, that one instruction sums over."""
 
-_UNIT = 16  # the descriptor counts in it
+_UNIT_BITS = 4
+_UNIT = 1 << _UNIT_BITS  # the descriptor counts in it
+_WITHIN_CTA = (1 << 18) - 1
 _SWIZZLED = 1 << 62
 _BLOCK_FIELD = BYTES // _UNIT << 16  # from 64 columns to the next, where rows are summed over
 _GROUP_FIELD = ALIGN // _UNIT << 32  # from eight rows to the next
@@ -36,9 +38,18 @@ def place(row, chunk):
     return row * ROW_BYTES + (chunk ^ row % (ALIGN // ROW_BYTES)) * CHUNK_BYTES
 
 
+def start_field(address) -> Int32:
+    """What a wgmma descriptor says of where an operand begins, for its shared address.
+
+    In a cluster an address carries the CTA's rank from bit 24 on; the hardware takes the place
+    within the CTA alone, and would read the rank as part of the descriptor's next field.
+    """
+    return (Int32(address) & _WITHIN_CTA) >> _UNIT_BITS
+
+
 def descriptor(address) -> Int64:
     """The wgmma descriptor of the block (and those behind it) at a shared address."""
-    return Int64(Int32(address) >> 4) | Int64(_SWIZZLED | _GROUP_FIELD | _BLOCK_FIELD)
+    return Int64(start_field(address)) | Int64(_SWIZZLED | _GROUP_FIELD | _BLOCK_FIELD)
 
 
 def columns_step(step: int) -> int:

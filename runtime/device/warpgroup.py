@@ -25,7 +25,7 @@ from cutlass._mlir.dialects import llvm
 from cutlass.base_dsl import Arch
 from cutlass.cutlass_dsl import BaseDSL, dsl_user_op
 
-from . import fp8, mma
+from . import fp8, mma, operand_blocks
 
 ROWS = 64
 WARPS = ROWS // mma.TILE_M
@@ -121,7 +121,7 @@ def _wgmma(
     words = [word for step in a for word in step]
     start = b.iterator.toint(loc=loc, ip=ip)
     layout = BLOCK_WORDS // _UNIT_WORDS << 32 | _SWIZZLED  # from one block of rows to the next
-    descriptor = Int64(start >> 4, loc=loc, ip=ip) | Int64(layout, loc=loc, ip=ip)
+    descriptor = Int64(operand_blocks.start_field(start)) | Int64(layout, loc=loc, ip=ip)
     operands = [value.ir_value(loc=loc, ip=ip) for value in (*words, descriptor)]
     number = Float32.mlir_type
     result = llvm.inline_asm(

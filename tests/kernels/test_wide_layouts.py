@@ -48,6 +48,7 @@ def fields(descriptor: int) -> SimpleNamespace:
     """Start, leading and stride offsets of a descriptor, in bytes."""
     assert descriptor >> 62 == 1, "128-byte swizzle"
     assert descriptor >> 46 & 0xFFFF == 0, "no base offset"
+    assert descriptor >> 14 & 3 == descriptor >> 30 & 3 == 0, "bits between the fields"
     parts = [(descriptor >> shift & 0x3FFF) * 16 for shift in (0, 16, 32)]
     return SimpleNamespace(start=parts[0], leading=parts[1], stride=parts[2])
 
@@ -160,6 +161,15 @@ def filled(monkeypatch) -> SimpleNamespace:
         keys=values_of(keys),
         weights=weights,
     )
+
+
+@pytest.mark.parametrize("rank", [1, 7, 15])
+def test_descriptors_are_the_same_in_every_cta(rank):
+    """In a cluster, shared addresses carry the CTA's rank from bit 24 on."""
+    for address in (1024, 9 * operand_blocks.BYTES, 227 * 1024 - 1024):
+        alone = number(operand_blocks.descriptor(address))
+        assert fields(alone) == SimpleNamespace(start=address, leading=8192, stride=1024)
+        assert number(operand_blocks.descriptor(address | rank << 24)) == alone
 
 
 @pytest.mark.parametrize("blocks", [range(BLOCKS), range(KV_BLOCKS), range(KV_BLOCKS, BLOCKS)])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
@@ -32,13 +31,11 @@ class Machine:
         self.weights: dict[int, int | None] = dict.fromkeys(range(SCORE))
         self.summed = 0
         monkeypatch.setattr(barrier, "wait", self.wait)
-        monkeypatch.setattr(barrier, "make_one_ready", lambda at, n: self.make(at, 1, n))
         monkeypatch.setattr(barrier, "make_ready", self.make)
         monkeypatch.setattr(barrier, "fence_ready", lambda: None)
         places = {"ready": READY, "free": FREE, "scored": SCORED, "asked": ASKED, "done": DONE}
-        barriers = {name: SimpleNamespace(iterator=at) for name, at in places.items()}
         unused = dict.fromkeys(("arena", "key_scales", "head_scales", "moves", "masses"))
-        self.stages = Stages(blocks=9, **unused, **barriers)
+        self.stages = Stages(blocks=9, **unused, **places)
         self.stages.initialise(GATHER, SCORE, VALUE)
 
     def make(self, at: int, count: int, arrivals: int) -> None:

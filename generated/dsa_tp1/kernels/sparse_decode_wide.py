@@ -420,8 +420,7 @@ class SparseDecodeWide:
         first_tile = warp // wgmma.WARPS * GROUP_TILES
         for side in cutlass.range_constexpr(wide_softmax.SIDES):
             head, target = targets[side]
-            place = head - first_head
-            mass = stages.masses[place, 1]
+            highest, mass = (stages.masses[head - first_head, word] for word in range(2))
             factor = key_scale / mass
             for tile in cutlass.range_constexpr(0, GROUP_TILES, mma.GROUP_LANES):
                 # Each lane of a quad gets the eight columns of one of four tiles.
