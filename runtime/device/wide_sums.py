@@ -102,14 +102,17 @@ class WideSums:
         for side in cutlass.range_constexpr(mma.TILE_M // mma.HALF_M):
             head = warp * mma.TILE_M + group + side * mma.HALF_M
             for target in cutlass.range(group_lane, self.splits, mma.GROUP_LANES):
-                self._send(self.masses[rank, head, None], [highest[side], mass[side]], target)
+                self.send_mass(highest[side], mass[side], rank, head, target)
 
-    @cute.jit
-    def send(self, total: cute.Tensor, rank, warp, lane):
+    def send_mass(self, highest: Float32, mass: Float32, rank, head, target) -> None:
+        """Sends the maximum and mass of a head's weights from CTA `rank` to CTA `target`."""
+        self._send(self.masses[rank, head, None], [highest, mass], target)
+
+    def send(self, total: cute.Tensor, rank, warp, lane) -> None:
         """Sends the C fragments of a warp's tiles from CTA `rank` to the owners of the tiles."""
         tiles = cute.size(total) // mma.FRAGMENT
         first = warp // wgmma.WARPS * tiles
-        for place in cutlass.range_constexpr(tiles):
+        for place in range(tiles):
             values = [total[place * mma.FRAGMENT + element] for element in range(mma.FRAGMENT)]
             tile = first + place
             target = self.sums[rank, tile % self.owned, warp % wgmma.WARPS, lane, None]

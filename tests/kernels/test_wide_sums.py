@@ -6,6 +6,7 @@ that of the instruction set, and the softmax is taken here over all keys at once
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -64,9 +65,8 @@ def cluster(monkeypatch, request) -> WideSums:
         math=fma,
         make_rmem_tensor=lambda shape, dtype: Vector([None] * shape[0]),
     )
-    loops = SimpleNamespace(range_constexpr=range, range=range, min=min, max=max)
     monkeypatch.setattr(wide_sums, "cute", stub)
-    monkeypatch.setattr(wide_sums, "cutlass", loops)
+    monkeypatch.setattr(wide_sums, "cutlass", SimpleNamespace(min=min, max=max))
     monkeypatch.setattr(wide_sums, "Float32", float)
 
     def send(values: Vector, place, barrier, cta: int) -> None:
@@ -96,14 +96,12 @@ def held(matrix: Tensor, warp: int, lane: int) -> Vector:
 
 
 def send_all(cluster: WideSums, parts: list[Tensor], maxima: Tensor, masses: Tensor) -> None:
-    """Every warp of every CTA sends its part: [HEADS, columns], (CTA, head), (CTA, head)."""
+    """Every CTA sends its part: sums [HEADS, columns], maxima and masses (CTA, head)."""
     for rank in range(cluster.splits):
-        for warp, lane in ((warp, lane) for warp in range(VALUE_WARPS) for lane in range(32)):
-            WideSums.send.__wrapped__(cluster, held(parts[rank], warp, lane), rank, warp, lane)
-            if warp < wgmma.WARPS:
-                rows = [warp * 16 + lane // 4 + 8 * side for side in range(2)]
-                both = ([of[rank, row] for row in rows] for of in (maxima, masses))
-                WideSums.send_masses.__wrapped__(cluster, *both, rank, warp, lane)
+        for warp, lane in itertools.product(range(VALUE_WARPS), range(32)):
+            cluster.send(held(parts[rank], warp, lane), rank, warp, lane)
+        for head, target in itertools.product(range(HEADS), range(cluster.splits)):
+            cluster.send_mass(maxima[rank, head], masses[rank, head], rank, head, target)
 
 
 @pytest.mark.parametrize("cluster", [3, 7], indirect=True)
@@ -124,7 +122,7 @@ def test_merge_is_one_softmax(monkeypatch, cluster):
     for rank in range(splits):
         cluster.expect(rank)
         cluster.sums.here = cluster.masses.here = rank
-        for warp, lane in ((warp, lane) for warp in range(wgmma.WARPS) for lane in range(32)):
+        for warp, lane in itertools.product(range(wgmma.WARPS), range(32)):
             rows = [warp * 16 + lane // 4 + 8 * side for side in range(2)]
             shares = [cluster.shares(row) for row in rows]
             for row, (_, mass, highest) in zip(rows, shares, strict=True):
