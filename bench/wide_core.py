@@ -28,6 +28,7 @@ PARALLEL = (None, 8)
 ROWS = (1, 4, 16, 64)
 SPLITS = ((7, 16), (15, 8), (20, 6), (43, 3), (66, 2))
 """Clusters that fit on an H200 at once, by their size."""
+SWEPT = (1, 2, 3, 4, 6, 8, 12, 16)
 PEERS = {
     64: {1: 15.5, 4: 18.2, 16: 28.4, 64: 57.7},
     128: {1: 16.3, 4: 19.4, 16: 31.8, 64: 69.8},
@@ -184,7 +185,7 @@ def main() -> int:
         module = forms.modules[name]
         counts = [splits_for(module, rows)]
         if options.sweep:
-            fits = [s for s in (1, 2, 3, 4, 6, 8, 16) if rows * module.TILES * s <= SMS]
+            fits = [s for s in SWEPT if rows * module.TILES * s <= SMS]
             counts = sorted({*counts, *fits})
         forms.time(name, rows, counts)
     if options.out:

@@ -105,7 +105,10 @@ def operands(module: ModuleType, count: int, lifted: int) -> dict[str, Tensor]:
 
 
 def findings(module: ModuleType, actual: Tensor, expected: Tensor) -> Iterator[str]:
-    """A line a source CTA and kind of head; `actual` [HEADS, KV_LORA], `expected` [HEADS, count]."""
+    """A line a source CTA and kind of head.
+
+    `actual` are results, [HEADS, KV_LORA], `expected` shares, [HEADS, count].
+    """
     key = torch.arange(expected.shape[1])
     columns, source = column_of(key, module.KV_LORA), source_of(key, module.GROUP)
     ratio = actual[:, columns].double() / expected
@@ -128,7 +131,8 @@ def findings(module: ModuleType, actual: Tensor, expected: Tensor) -> Iterator[s
     if stray.any():
         head, column = stray.nonzero()[0].tolist()
         value = actual[head, column].item()
-        yield f"{int(stray.sum())} values where 0 is due, first head {head} column {column}: {value}"
+        first = f"first head {head} column {column}: {value}"
+        yield f"{int(stray.sum())} values where 0 is due, {first}"
 
 
 def diagnose(module: ModuleType, kernel) -> None:

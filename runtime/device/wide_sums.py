@@ -92,14 +92,31 @@ class WideSums:
         """Returns once all that this CTA merges has arrived."""
         inbox.receive(self.arrived)
 
-    def send_fragment(self, values: list[Float32], rank, tile, warp, lane) -> None:
-        """Sends this CTA's (`rank`) sums of a tile that the lane holds to the tile's owner."""
-        place = self.sums[rank, tile % self.owned, warp, lane, None]
-        self._send(place, values, tile // self.owned)
+    @cute.jit
+    def send_masses(self, highest: cute.Tensor, mass: cute.Tensor, rank, warp, lane):
+        """Sends a scoring warp's maxima and masses, (side), from CTA `rank` to every CTA.
+
+        The lanes of a quad hold the same ones; each sends to a quarter of the CTAs.
+        """
+        group, group_lane = mma.fragment_place(lane)
+        for side in cutlass.range_constexpr(mma.TILE_M // mma.HALF_M):
+            head = warp * mma.TILE_M + group + side * mma.HALF_M
+            for target in cutlass.range(group_lane, self.splits, mma.GROUP_LANES):
+                self.send_mass(highest[side], mass[side], rank, head, target)
 
     def send_mass(self, highest: Float32, mass: Float32, rank, head, target) -> None:
-        """Sends the maximum and mass of this CTA's (`rank`) weights of a head to a CTA."""
+        """Sends the maximum and mass of a head's weights from CTA `rank` to CTA `target`."""
         self._send(self.masses[rank, head, None], [highest, mass], target)
+
+    def send(self, total: cute.Tensor, rank, warp, lane) -> None:
+        """Sends the C fragments of a warp's tiles from CTA `rank` to the owners of the tiles."""
+        tiles = cute.size(total) // mma.FRAGMENT
+        first = warp // wgmma.WARPS * tiles
+        for place in range(tiles):
+            values = [total[place * mma.FRAGMENT + element] for element in range(mma.FRAGMENT)]
+            tile = first + place
+            target = self.sums[rank, tile % self.owned, warp % wgmma.WARPS, lane, None]
+            self._send(target, values, tile // self.owned)
 
     def _send(self, place: cute.Tensor, values: list[Float32], target) -> None:
         vector = cute.make_rmem_tensor((len(values),), Float32)

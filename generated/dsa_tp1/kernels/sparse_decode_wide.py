@@ -27,18 +27,16 @@ from dataclasses import dataclass
 from math import e, log2
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, Int64, Uint32, cute
+from cutlass import Float32, Int64, cute
 from cutlass.memory import SmemAllocator
 
 from kpipe.runtime.device import (
     barrier,
     cluster,
-    half,
     memory,
     mma,
     operand_blocks,
     pdl,
-    quads,
     reduce,
     scalar,
     warpgroup,
@@ -46,6 +44,9 @@ from kpipe.runtime.device import (
     wide_rows,
     wide_softmax,
 )
+from kpipe.runtime.device.key_groups import KeyGroups
+from kpipe.runtime.device.wide_gather import WARP_ROWS, WideGather
+from kpipe.runtime.device.wide_results import WideResults
 from kpipe.runtime.device.wide_softmax import GROUP
 from kpipe.runtime.device.wide_stages import COUNT as STAGES
 from kpipe.runtime.device.wide_stages import Stages
@@ -69,10 +70,8 @@ GROUP_BLOCKS = GROUP_COLUMNS // operand_blocks.COLUMNS
 SCORE_WARPS = wgmma.WARPS
 VALUE_WARPS = VALUE_GROUPS * wgmma.WARPS
 GATHER_WARPS = 4
+GATHER = WideGather(ROWS, GATHER_WARPS)
 THREADS = (SCORE_WARPS + VALUE_WARPS + GATHER_WARPS) * reduce.WARP
-WARP_ROWS = reduce.WARP // wide_rows.LANES  # that a warp loads or stores at a time
-TURNS = GROUP // (GATHER_WARPS * WARP_ROWS)  # of a gathering warp, for a group
-AHEAD = 4  # turns whose indices a gathering warp holds
 # Registers of a thread; a value warp holds 16 rows of GROUP_COLUMNS sums.
 SCORE_REGISTERS = 88
 VALUE_REGISTERS = 160
@@ -117,6 +116,11 @@ class SparseDecodeWide:
             raise ValueError(f"splits {self.splits} is not within 1..{cluster.MAX_CTAS}")
         if self.dcp:
             raise ValueError("dcp=True: this kernel was generated without context parallelism")
+
+    @property
+    def groups(self) -> KeyGroups:
+        """Which CTA takes which keys."""
+        return KeyGroups(self.splits, GROUP)
 
     @cute.jit
     def __call__(
@@ -187,67 +191,36 @@ class SparseDecodeWide:
             highest, mass = self._score(count, split, scale, stages, warp, lane)
             if cutlass.const_expr(self.splits > 1):
                 cluster.sync()
-                self._send_masses(highest, mass, sums, split, warp, lane)
+                sums.send_masses(highest, mass, split, warp, lane)
         elif warp < SCORE_WARPS + VALUE_WARPS:
             cute.arch.setmaxregister_increase(VALUE_REGISTERS)
             value_warp = warp - SCORE_WARPS
-            heads = query[row, None, None]
-            self._load_query(heads, first_head, stages, value_warp, lane)
+            self._load_query(query[row, None, None], first_head, stages, value_warp, lane)
             total = self._sum_values(count, split, stages, value_warp, lane)
-            targets = self._targets(result[row, None, None], first_head, value_warp, lane)
+            results = WideResults(
+                heads=HEADS,
+                first_head=first_head,
+                result=result[row, None, None],
+                lse=None,
+                count=count,
+                key_scale=key_scale,
+            )
             if cutlass.const_expr(self.splits == 1):
-                self._finish(
-                    total,
-                    stages,
-                    count,
-                    key_scale,
-                    targets,
-                    first_head,
-                    value_warp,
-                    lane,
-                )
+                results.store(total, stages.masses, value_warp, lane)
             else:
                 cluster.sync()
-                self._send_sums(total, sums, split, value_warp, lane)
+                sums.send(total, split, value_warp, lane)
                 sums.wait()
-                self._merge(
-                    sums,
-                    count,
-                    key_scale,
-                    targets,
-                    first_head,
-                    split,
-                    value_warp,
-                    lane,
-                )
+                results.merge(sums, split, VALUE_WARPS, value_warp, lane)
         else:
             cute.arch.setmaxregister_decrease(GATHER_REGISTERS)
             gather_warp = warp - SCORE_WARPS - VALUE_WARPS
             indices = selected[row, None]
-            self._gather(latent_kv.iterator, indices, count, split, stages, gather_warp, lane)
+            GATHER.fill(
+                latent_kv.iterator, indices, count, self.groups, split, stages, gather_warp, lane
+            )
             if cutlass.const_expr(self.splits > 1):
                 cluster.sync()
-
-    def _groups(self, count, split):
-        """Groups of a CTA."""
-        groups = (count + (GROUP - 1)) // GROUP
-        return cutlass.max((groups - split + (self.splits - 1)) // self.splits, 0)
-
-    def _first_key(self, order, split):
-        """First key of the CTA's group `order`."""
-        return (order * self.splits + split) * GROUP
-
-    def _row(self, cache: cute.Pointer, index):
-        """Where a cache row begins."""
-        return cache + Int64(index) * ROWS.row_bytes
-
-    def _index(self, indices: cute.Tensor, count, split, key, turn):
-        """Cache row of a gathering lane's turn: key `key` and on of group turn // TURNS.
-
-        Behind the last key of the list this repeats it: no other row may be read.
-        """
-        first = self._first_key(turn // TURNS, split) + turn % TURNS * WARP_ROWS
-        return indices[cutlass.min(first + key, count - 1)]
 
     @cute.jit
     def _load_query(self, heads: cute.Tensor, first_head, stages: Stages, warp, lane):
@@ -262,56 +235,6 @@ class SparseDecodeWide:
         barrier.arrive_as_warp(stages.asked)
 
     @cute.jit
-    def _gather(
-        self,
-        cache: cute.Pointer,
-        indices: cute.Tensor,
-        count,
-        split,
-        stages: Stages,
-        warp,
-        lane,
-    ):
-        """Fills the stages: this warp's keys of every group of this CTA, four lanes a key.
-
-        The loads of a turn are under way while the one before it is converted; rows of later
-        turns are on their way to the L2 cache.
-        """
-        groups = self._groups(count, split)
-        if groups > 0:
-            row_lane = lane % wide_rows.LANES
-            key = warp * (TURNS * WARP_ROWS) + lane // wide_rows.LANES
-            offsets = ROWS.offsets(row_lane)
-            feed = wide_rows.make_feed(offsets)
-            first = self._row(cache, self._index(indices, count, split, key, 0))
-            wide_rows.fill(feed, offsets, first)
-            ahead = cute.make_rmem_tensor((AHEAD,), Int32)
-            for turn in cutlass.range_constexpr(AHEAD):
-                ahead[turn] = self._index(indices, count, split, key, 1 + turn)
-            for turn in cutlass.range_constexpr(AHEAD - 1):
-                wide_rows.request_row(self._row(cache, ahead[turn]), ROWS.row_bytes, row_lane)
-            for order in cutlass.range(groups, unroll=1):
-                for part in cutlass.range_constexpr(TURNS):
-                    following = self._row(cache, ahead[0])
-                    for place in cutlass.range_constexpr(AHEAD - 1):
-                        ahead[place] = ahead[place + 1]
-                    turn = order * TURNS + part
-                    asked = self._row(cache, ahead[AHEAD - 2])
-                    wide_rows.request_row(asked, ROWS.row_bytes, row_lane)
-                    ahead[AHEAD - 1] = self._index(indices, count, split, key, turn + 1 + AHEAD)
-                    if part == 0 and order >= STAGES:
-                        stages.wait_free(order - STAGES)
-                    ROWS.convert(
-                        wide_rows.replaced(feed, ROWS.offsets(row_lane), following),
-                        stages.keys(order),
-                        key + part * WARP_ROWS,
-                        row_lane,
-                        stages.scales_of(order),
-                    )
-                warpgroup.fence_operand()
-                barrier.arrive_as_warp(stages.ready + order % STAGES)
-
-    @cute.jit
     def _score(self, count, split, scale: Float32, stages: Stages, warp, lane):
         """Weights of all groups of this CTA; then each row's maximum and mass, a side."""
         group, group_lane = mma.fragment_place(lane)
@@ -324,13 +247,13 @@ class SparseDecodeWide:
         references.fill(-Float32.inf)
         barrier.wait(stages.asked, 0)
         query = operand_blocks.descriptor(stages.query)
-        for order in cutlass.range(self._groups(count, split), unroll=1):
+        for order in cutlass.range(self.groups.of(count, split), unroll=1):
             stages.wait_ready(order)
             keys = operand_blocks.descriptor(stages.keys(order))
             key_scales = stages.scales_of(order)
             head_scales = [stages.head_scales[row + side * mma.HALF_M] for side in range(2)]
             scores = ROWS.scores(query, keys, key_scales, head_scales, group_lane)
-            present = count - self._first_key(order, split)
+            present = count - self.groups.first_key(order, split)
             weights = wide_softmax.soften(scores, present, scale, top, mass, group_lane)
             moves = ROWS.weigh(weights, top, references, key_scales, group_lane)
             if order > 0:
@@ -361,7 +284,7 @@ class SparseDecodeWide:
         total = cute.make_rmem_tensor((GROUP_TILES * mma.FRAGMENT,), Float32)
         total.fill(0.0)
         weights = operand_blocks.descriptor(stages.weights)
-        for order in cutlass.range(self._groups(count, split), unroll=1):
+        for order in cutlass.range(self.groups.of(count, split), unroll=1):
             stages.wait_ready(order)
             stages.wait_scored(order)
             moves = [stages.moves[row + side * mma.HALF_M] for side in range(2)]
@@ -386,91 +309,3 @@ class SparseDecodeWide:
         """Multiplies the rows of C fragments, each with its side's factor."""
         for place in range(GROUP_TILES * mma.FRAGMENT):
             total[place] = total[place] * factors[place % mma.FRAGMENT // 2]
-
-    def _targets(self, result: cute.Tensor, first_head, warp, lane) -> list:
-        """(head, its result) of the lane's two rows; heads past the end repeat the last one."""
-        first = first_head + warp % wgmma.WARPS * mma.TILE_M + mma.fragment_place(lane)[0]
-        heads = [first + side * mma.HALF_M for side in range(2)]
-        return [(head, result[cutlass.min(head, HEADS - 1), None]) for head in heads]
-
-    @cute.jit
-    def _store(self, target: cute.Tensor, head, count, tile, values: list, lane):
-        """Stores the lane's two columns of a tile; exactly 0 for a row without keys."""
-        pair = cute.make_rmem_tensor((2,), Float32)
-        for place in cutlass.range_constexpr(2):
-            pair[place] = scalar.select(count > 0, values[place], Float32(0.0))
-        if head < HEADS:
-            column = tile * (mma.TILE_N // 2) + lane % mma.GROUP_LANES
-            memory.vector_at(target, column, 2).store(pair.load().to(BFloat16))
-
-    @cute.jit
-    def _finish(
-        self,
-        total: cute.Tensor,
-        stages: Stages,
-        count,
-        key_scale: Float32,
-        targets: list,
-        first_head,
-        warp,
-        lane,
-    ):
-        """Stores what a CTA that works alone has summed."""
-        group_lane = lane % mma.GROUP_LANES
-        first_tile = warp // wgmma.WARPS * GROUP_TILES
-        for side in cutlass.range_constexpr(wide_softmax.SIDES):
-            head, target = targets[side]
-            highest, mass = (stages.masses[head - first_head, word] for word in range(2))
-            factor = key_scale / mass
-            for tile in cutlass.range_constexpr(0, GROUP_TILES, mma.GROUP_LANES):
-                # Each lane of a quad gets the eight columns of one of four tiles.
-                words = []
-                for place in cutlass.range_constexpr(mma.GROUP_LANES):
-                    first = (tile + place) * mma.FRAGMENT + 2 * side
-                    pair = total[first] * factor, total[first + 1] * factor
-                    words.append(scalar.choose(count > 0, half.pack_bf16(*pair), Uint32(0)))
-                words = quads.transposed(words, group_lane)
-                if head < HEADS:
-                    column_tile = first_tile + tile + group_lane
-                    vector = memory.vector_at(target, column_tile, memory.BF16_VECTOR)
-                    memory.store_words(cute.recast_tensor(vector, Uint32), words)
-
-    @cute.jit
-    def _send_masses(self, highest, mass, sums: WideSums, split, warp, lane):
-        """Sends this warp's maxima and masses to every CTA, a quarter of them a lane."""
-        group, group_lane = mma.fragment_place(lane)
-        for side in cutlass.range_constexpr(wide_softmax.SIDES):
-            row = warp * mma.TILE_M + group + side * mma.HALF_M
-            for target in cutlass.range(group_lane, self.splits, mma.GROUP_LANES):
-                sums.send_mass(highest[side], mass[side], split, row, target)
-
-    @cute.jit
-    def _send_sums(self, total: cute.Tensor, sums: WideSums, split, warp, lane):
-        """Sends this warp's sums to the owners of their columns."""
-        first_tile = warp // wgmma.WARPS * GROUP_TILES
-        for tile in cutlass.range_constexpr(GROUP_TILES):
-            values = [total[tile * mma.FRAGMENT + place] for place in range(mma.FRAGMENT)]
-            sums.send_fragment(values, split, first_tile + tile, warp % wgmma.WARPS, lane)
-
-    @cute.jit
-    def _merge(
-        self,
-        sums: WideSums,
-        count,
-        key_scale: Float32,
-        targets: list,
-        first_head,
-        split,
-        warp,
-        lane,
-    ):
-        """Merges the tiles that this CTA owns, every VALUE_GROUPS-th a warpgroup, and stores them."""
-        shares = [sums.shares(head - first_head) for head, _ in targets]
-        factors = [[factor * (key_scale / mass) for factor in parts] for parts, mass, _ in shares]
-        for tile in cutlass.range(warp // wgmma.WARPS, sums.present(split), VALUE_GROUPS, unroll=1):
-            merged = sums.merge(factors, tile, warp % wgmma.WARPS, lane)
-            column_tile = split * sums.owned + tile
-            for side in cutlass.range_constexpr(wide_softmax.SIDES):
-                head, target = targets[side]
-                values = merged[2 * side : 2 * side + 2]
-                self._store(target, head, count, column_tile, values, lane)
