@@ -229,6 +229,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--suite", action="store_true", help="all cases; the default on a GPU")
     parser.add_argument(
+        "--launches", action="store_true", help="on a GPU: every launch, without whole layers"
+    )
+    parser.add_argument(
         "--again", action="store_true", help="also launches with a record in a folder beside"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="evidence [default: in FOLDER]")
@@ -285,15 +288,19 @@ ONE_CASE = ("virtual_ranks", "stop_after", "q", "lengths", "captured", "layers",
 
 def _wants_suite(options: argparse.Namespace, case: Case) -> bool:
     named = [name for name in ONE_CASE if getattr(options, name) not in (None, "", False)]
-    if options.suite and named:
+    whole = "suite" if options.suite else "launches" if options.launches else ""
+    if whole and named:
         word = named[0].replace("_", "-")
-        raise UsageError(f"--suite runs its own cases; leave out --{word}")
-    return options.suite or (case.backend == "cuda" and not named)
+        raise UsageError(f"--{whole} runs its own cases; leave out --{word}")
+    return bool(whole) or (case.backend == "cuda" and not named)
 
 
 def _run_suite(layer_class: type[Layer], case: Case, options: argparse.Namespace) -> int:
     """Everything that has to hold; on a GPU the evidence is written where all of it does."""
-    if case.backend == "cuda" and (reason := _cannot_run(layer_class, case)):
+    if options.launches and case.backend != "cuda":
+        raise UsageError("--launches needs a GPU that the layer is generated for")
+    cuda = case.backend == "cuda" and not options.launches
+    if cuda and (reason := _cannot_run(layer_class, case)):
         print(f"error: {reason}", file=sys.stderr)
         return ENVIRONMENT
     report = verify_all(
@@ -303,6 +310,7 @@ def _run_suite(layer_class: type[Layer], case: Case, options: argparse.Namespace
         case.backend,
         lambda line: print(f"{line} ...", file=sys.stderr),
         again=options.again,
+        layers=not options.launches,
     )
     print(suite_as_json(report) if options.format == "json" else suite_as_text(report))
     if case.backend == "cuda":
