@@ -182,6 +182,8 @@ class _Run:
             return (), now
         if before.manifest is None or before.path is None:  # judged by the records of today
             return evidence_of(old.pipeline, after.path, before.kernel_digests()), now
+        for beside in sorted(config.output.glob("*/evidence")):  # the same kernels may lie there
+            self.base.bring(beside)
         blocks = self.base.bring(DEVICE) or DEVICE
         then = evidence_of(old.pipeline, before.path, before.kernel_digests(), blocks)
         return then, now

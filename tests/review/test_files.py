@@ -198,3 +198,15 @@ def test_a_launch_that_is_activated_without_evidence(repository: Path) -> None:
     assert EvidenceChange("sm_90a", "index_front", (5,), "", "missing") in found.evidence
     assert EvidenceChange("sm_90a", "query_norm", (5,), "valid", "") in found.evidence
     assert "1 newly activated without evidence" in verdict_line(reviewed(repository))
+
+
+def test_records_of_a_folder_beside_count_on_both_sides(repository: Path) -> None:
+    """The same kernels stand in another folder, and only there are they recorded."""
+    beside = repository / "generated" / "beside"
+    beside.mkdir()
+    shutil.move(repository / FOLDER / "evidence", beside / "evidence")
+    (repository / FOLDER / "evidence").mkdir()
+    (repository / FOLDER / "evidence" / "empty.json").write_text("{}")
+    commit(repository)
+    edit(repository, "dsa_tp.yaml", TABLE, LATE)
+    assert only(repository).evidence == ()
