@@ -15,7 +15,7 @@ import pytest
 from case_runner import BASE, stub_renderer
 from click.testing import CliRunner, Result
 
-from kpipe.codegen import cli
+from kpipe.codegen import cli, cli_root
 from kpipe.codegen.config import SHIPPED
 from kpipe.codegen.rules import RULES
 
@@ -36,7 +36,14 @@ def run(*words: str, env: dict[str, str] | None = None) -> Result:
 def test_help_lists_every_exit_code() -> None:
     text = run("--help").stdout
     codes = re.findall(r"^  (\d+) ", text.partition("Exit codes:")[2], re.MULTILINE)
-    constants = {cli.FINE, cli.FINDINGS, cli.USAGE, cli.DRIFT, cli.ENVIRONMENT, cli.INTERNAL}
+    constants = {
+        cli_root.FINE,
+        cli_root.FINDINGS,
+        cli_root.USAGE,
+        cli_root.DRIFT,
+        cli_root.ENVIRONMENT,
+        cli_root.INTERNAL,
+    }
     assert {int(code) for code in codes} == constants
 
 
@@ -49,7 +56,7 @@ def test_help_puts_the_daily_verbs_first() -> None:
         "plan",
     ]
     assert re.findall(r"^  ([a-z-]+) ", rest.partition("Exit")[0], re.MULTILINE) == sorted(
-        set(cli.main.commands) - set(cli.DAILY)
+        set(cli.main.commands) - set(cli_root.DAILY)
     )
 
 
