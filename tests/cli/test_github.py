@@ -15,6 +15,7 @@ from kpipe.codegen.cli import main
 from kpipe.codegen.commands.common import show_findings
 from kpipe.codegen.config import SHIPPED
 from kpipe.codegen.diagnostics import Diagnostic, Span
+from kpipe.codegen.review.markdown import MARK
 
 PER_LEVEL, PER_RUN = 10, 50  # annotations that GitHub shows of a level and step, and of a run
 COMMAND = re.compile(r"kpipe (?P<name>[a-z-]+)(?P<rest>[^|>&#;\n]*)")
@@ -122,6 +123,11 @@ def test_action_runs_commands_that_there_are() -> None:
     ran = " ".join(step.get("run", "") for step in steps.values())
     names = {match["name"] for match in COMMAND.finditer(ran)}
     assert {"check", "generate", "plan"} <= names <= set(main.commands) | {"and"}
+
+
+def test_action_finds_its_comment_by_the_mark_of_the_command() -> None:
+    steps = {step.get("name", ""): step for step in read("action.yml")["runs"]["steps"]}
+    assert f"const mark = '{MARK}';" in steps["Comment"]["with"]["script"]
 
 
 def check_command(line: str) -> None:
