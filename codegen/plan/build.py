@@ -16,6 +16,16 @@ from kpipe.codegen.plan.tables import Cell, Table, read_table
 from kpipe.codegen.spec.document import Scalar, find
 
 
+def declared_steps(resolved: Resolved) -> tuple[tuple[str, int, int], ...]:
+    """Every step that the spec declares, as (arch, q, rows), in the order of the plan."""
+    return tuple(
+        (arch, q, rows)
+        for arch in resolved.targets
+        for q, counts in resolved.rows.items()
+        for rows in counts
+    )
+
+
 def build_plan(resolved: Resolved, report: Report, only: str = "") -> PipelinePlan:
     """The plan of a resolved spec.  Raises SpecError with every error found.
 
@@ -27,13 +37,11 @@ def build_plan(resolved: Resolved, report: Report, only: str = "") -> PipelinePl
     plans: list[StepPlan] = []
     fallbacks: dict[tuple[str, str, str], None] = {}
     known: dict[tuple[object, ...], StepPlan] = {}
-    for arch in resolved.targets:
-        for q, counts in resolved.rows.items():
-            for rows in counts:
-                cell = table.at(arch, q, rows)
-                mode = _mode_at(resolved, cell, only, fallbacks, report) if cell else None
-                if mode is not None and cell is not None:
-                    plans.append(_step(resolved, (arch, q, rows), mode, cell, known, report))
+    for place in declared_steps(resolved):
+        cell = table.at(*place)
+        mode = _mode_at(resolved, cell, only, fallbacks, report) if cell else None
+        if mode is not None and cell is not None:
+            plans.append(_step(resolved, place, mode, cell, known, report))
     check_used(resolved, plans, report)
     report.stop_on_errors()
     return assemble(resolved, tuple(plans), tuple(fallbacks), report)
@@ -48,12 +56,7 @@ def build_mode(resolved: Resolved, mode: str) -> PipelinePlan | None:
     table = _mode_table(resolved, Report(resolved.source))
     plans: list[StepPlan] = []
     if not illegal(resolved, mode):
-        for arch, q, rows in (
-            (arch, q, rows)
-            for arch in resolved.targets
-            for q, counts in resolved.rows.items()
-            for rows in counts
-        ):
+        for arch, q, rows in declared_steps(resolved):
             report, cell = Report(resolved.source), table.at(arch, q, rows)
             if cell is not None:
                 plan = plan_step(resolved, arch, q, rows, resolved.modes[mode], cell, report)

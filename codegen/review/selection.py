@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from kpipe.codegen.diagnostics import SpecError, did_you_mean
 from kpipe.codegen.plan.api import resolve_spec
-from kpipe.codegen.plan.build import illegal, plan_mode, refuse_unbuilt
+from kpipe.codegen.plan.build import declared_steps, illegal, plan_mode, refuse_unbuilt
 from kpipe.codegen.plan.describe import check_declared, select_plans, undeclared
 from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.plan.report import Report
@@ -90,9 +90,7 @@ def _under(
     check_declared(resolved.rows.items(), resolved.targets, rows, q, arch)
     steps = [
         (target, query, count)
-        for target in resolved.targets
-        for query, counts in resolved.rows.items()
-        for count in counts
+        for target, query, count in declared_steps(resolved)
         if arch in (None, target) and q in (None, query) and rows in (None, count)
     ]
     return plan_mode(resolved, resolved.modes[mode], steps, report)
