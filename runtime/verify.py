@@ -11,18 +11,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from kpipe.runtime.compare import StageError, compare_trial
+from kpipe.runtime.case_report import Report, reported
+from kpipe.runtime.compare import StageError
 from kpipe.runtime.generated_folder import geometry_of, load_layer, stages
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import LayerError
-from kpipe.runtime.trial import Case, run_case
+from kpipe.runtime.trial import Case
 from kpipe.runtime.verify_all import as_json as suite_as_json
 from kpipe.runtime.verify_all import as_text as suite_as_text
 from kpipe.runtime.verify_all import verify_all, write_evidence
@@ -32,32 +32,6 @@ FINE, FINDINGS, USAGE, ENVIRONMENT = 0, 1, 2, 4
 
 class UsageError(ValueError):
     """What was asked for cannot be run."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """A case that has run: per layer of the chain the method and the errors of its stages."""
-
-    layer_class: type[Layer]
-    case: Case
-    ranks: tuple[int, ...]
-    methods: tuple[str, ...]
-    errors: tuple[tuple[StageError, ...], ...]
-
-    @property
-    def checks(self) -> list[tuple[int, StageError]]:
-        """Every comparison with the layer that it belongs to."""
-        return [(number, error) for number, errors in enumerate(self.errors) for error in errors]
-
-    @property
-    def failures(self) -> list[tuple[int, StageError]]:
-        """The comparisons that are beyond their bounds."""
-        return [(number, error) for number, error in self.checks if not error.ok]
-
-    @property
-    def ok(self) -> bool:
-        """True where something was compared and everything is within its bounds."""
-        return bool(self.checks) and not self.failures
 
 
 def main(argv: list[str]) -> int:
@@ -98,14 +72,7 @@ def verify(layer_class: type[Layer], case: Case) -> Report:
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, min(threads, 8)))
     try:
-        trials = run_case(layer_class, case)
-        return Report(
-            layer_class,
-            case,
-            tuple(run.rank for run in trials[0].ranks),
-            tuple(trial.ranks[0].method for trial in trials),
-            tuple(compare_trial(trial) for trial in trials),
-        )
+        return reported(layer_class, case)
     finally:
         torch.set_num_threads(threads)
 

@@ -14,17 +14,15 @@ from typing import Any
 
 import torch
 
-from kpipe.runtime.compare import StageError, compare_trial
+from kpipe.runtime.case_report import Report, reported
 from kpipe.runtime.evidence import document, file_name, known_launches, text_of
 from kpipe.runtime.layer import Layer
-from kpipe.runtime.trial import run_case
 from kpipe.runtime.verify_suite import (
     Agreement,
     NamedCase,
     agreements,
     run_methods,
     suite,
-    worst_of,
 )
 
 Said = Callable[[str], None]
@@ -32,20 +30,21 @@ Said = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CaseReport:
-    """A case that has run: its methods, how much was compared, what is beyond its bound."""
+    """A case of the suite: what was found, or the error that its layer raised instead."""
 
     named: NamedCase
-    methods: tuple[str, ...] = ()
-    compared: int = 0
-    worst: StageError | None = None
-    out_error: float = 0.0
-    failures: tuple[StageError, ...] = ()
+    report: Report | None = None
     raised: str = ""
+
+    @property
+    def compared(self) -> int:
+        """How many comparisons were made."""
+        return len(self.report.checks) if self.report else 0
 
     @property
     def ok(self) -> bool:
         """True where something was compared and everything is within its bounds."""
-        return bool(self.compared) and not self.failures and not self.raised
+        return self.report is not None and self.report.ok
 
 
 @dataclass
@@ -111,19 +110,9 @@ def verify_all(
 
 def _run(layer_class: type[Layer], named: NamedCase) -> CaseReport:
     try:
-        trials = run_case(layer_class, named.case)
-        errors = tuple(compare_trial(trial) for trial in trials)
+        return CaseReport(named, reported(layer_class, named.case))
     except (ValueError, RuntimeError, AssertionError) as error:  # out of the layer's own ops
         return CaseReport(named, raised=f"{type(error).__name__}: {error}")
-    every = [error for layer in errors for error in layer]
-    return CaseReport(
-        named,
-        tuple(dict.fromkeys(trial.ranks[0].method for trial in trials)),
-        len(every),
-        worst_of(errors),
-        max((error.error for error in every if error.what == "out"), default=float("inf")),
-        tuple(error for error in every if not error.ok),
-    )
 
 
 def write_evidence(report: FullReport, folder: Path, out: Path | None) -> Path:
@@ -144,9 +133,9 @@ def _layer_record(report: FullReport, found: CaseReport) -> dict[str, Any]:
         "lengths": list(case.lengths),
         "layers": case.layers,
         "captured": case.captured,
-        "methods": list(found.methods),
+        "methods": list(dict.fromkeys(found.report.methods)) if found.report else [],
         "comparisons": found.compared,
-        "out_error": found.out_error,
+        "out_error": found.report.out_error if found.report else 0.0,
         "ok": found.ok,
     }
 
@@ -182,19 +171,20 @@ def as_text(report: FullReport) -> str:
 def _cells(found: CaseReport) -> tuple[str, ...]:
     case = found.named.case
     rows = str(len(case.lengths) * case.q)
-    if found.raised or found.worst is None:
+    worst = found.report.worst if found.report else None
+    if found.report is None or worst is None:
         return found.named.name, rows, str(case.q), str(case.layers), "-", "-", "NO"
-    worst = found.worst
     nearest = f"{worst.stage} {worst.what} {worst.error:.1e} of {worst.bound:.1e}"
-    numbers = str(case.q), str(case.layers), f"{found.out_error:.1e}"
+    numbers = str(case.q), str(case.layers), f"{found.report.out_error:.1e}"
     return found.named.name, rows, *numbers, nearest, "yes" if found.ok else "NO"
 
 
 def _wrong(found: CaseReport) -> list[str]:
-    if found.raised:
+    if found.report is None:
         return [found.raised]
     return [
-        f"{e.stage} {e.what}, rank {e.rank}: {e.error:.1e} of {e.bound:.1e}" for e in found.failures
+        f"{e.stage} {e.what}, rank {e.rank}: {e.error:.1e} of {e.bound:.1e}"
+        for _, e in found.report.failures
     ]
 
 

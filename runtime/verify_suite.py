@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kpipe.runtime.compare import StageError
 from kpipe.runtime.generated_folder import geometry_of, launches
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.oracle.compare import declared_bounds, relative_error
@@ -155,13 +154,3 @@ def _agreement(first: str, one: Trial, second: str, other: Trial, *, same_ops: b
         return Agreement(first, second, True, float(different), 0.0)
     bound = float(declared_bounds()["out"])
     return Agreement(first, second, False, relative_error(outs[1], outs[0]), bound)
-
-
-def worst_of(errors: tuple[tuple[StageError, ...], ...]) -> StageError | None:
-    """The comparison nearest to its bound, or furthest beyond it."""
-    every = [error for layer in errors for error in layer]
-
-    def share(error: StageError) -> float:
-        return error.error / error.bound if error.bound else (0.0 if error.ok else float("inf"))
-
-    return max(every, key=share, default=None)
