@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from kpipe.runtime.comm.device_ranks import DeviceComm, DeviceRanks
 from kpipe.runtime.comm.mailbox import MailboxSpec
 from kpipe.runtime.comm.virtual_ranks import SingleRank
 from kpipe.runtime.formats import CacheFormat, PagedCache, cache_format
@@ -144,13 +145,13 @@ class Layer:
         self.backend = backend
         if backend == "cuda":
             self.refuse_missing_kernels()
-        self.comm = self._checked_comm(comm)
+        self._weights = self._checked_weights(weights)
+        device = next(iter(self._weights.values())).device
+        self.comm = self._checked_comm(comm, device)
         self.shard = Shard()
         if self.CONTEXT_PARALLEL:
             self.shard = Shard(self.comm.rank, self.RANKS, self.INTERLEAVE)
-        self._weights = self._checked_weights(weights)
         self._bind_caches(caches)
-        device = next(iter(self._weights.values())).device
         self._bind_memory(scratch or Scratch(device), layer)
         self._check_storage()
         self._stop_after = ""
@@ -240,14 +241,15 @@ class Layer:
         from kpipe.runtime.host import launch  # needs the compiler
 
         for name, priority in self.STREAMS.items():
-            setattr(self, name, launch.side_stream(device, name, priority))
+            setattr(self, name, launch.side_stream(device, name, priority, self.comm.key))
         self.main = torch.cuda.current_stream(device)
         calls = self.calls()
         for op in self.OPS:
             bound = self._bound(op)
             if op.kernel:
+                comm = self.comm if self.CONTEXT_PARALLEL else None
                 ready = launch.CudaOp(
-                    op, self.PACKAGE, bound, self.arch, lambda: self._views.rows, self._enter
+                    op, self.PACKAGE, bound, self.arch, lambda: self._views.rows, self._enter, comm
                 )
                 for call in calls:
                     if call.op == op.name:
@@ -256,17 +258,27 @@ class Layer:
                 ready = launch.LibraryOp(op, bound, self._enter)
             setattr(self, op.name, ready)
 
-    def _checked_comm(self, comm: Any) -> Any:
+    def _checked_comm(self, comm: Any, device: torch.device) -> Any:
+        if not self.CONTEXT_PARALLEL:
+            return comm or _Alone()
+        on_device = self.backend == "cuda"
+        example = f"{'DeviceRanks' if on_device else 'VirtualRanks'}({self.RANKS}).rank(0)"
+        if comm is None and self.RANKS > 1:
+            raise LayerError(
+                f"{self.NAME} runs on {self.RANKS} ranks: prepare() needs `comm`, for example "
+                f"{example}"
+            )
         if comm is None:
-            if self.CONTEXT_PARALLEL and self.RANKS > 1:
-                raise LayerError(
-                    f"{self.NAME} runs on {self.RANKS} ranks: prepare() needs `comm`, for example "
-                    f"VirtualRanks({self.RANKS}).rank(0)"
-                )
-            return SingleRank() if self.CONTEXT_PARALLEL else _Alone()
+            return DeviceRanks(1, device).rank(0) if on_device else SingleRank()
         if comm.ranks != self.RANKS:
             raise LayerError(
                 f"{self.NAME} is generated for {self.RANKS} ranks, the group has {comm.ranks}"
+            )
+        if on_device != isinstance(comm, DeviceComm):
+            where = "device" if on_device else "host"
+            raise LayerError(
+                f"{self.NAME}: the backend {self.backend} needs mailboxes in memory of the "
+                f"{where}: give `comm` as {example}"
             )
         return comm
 
@@ -418,4 +430,4 @@ class Layer:
 class _Alone:
     """The group of a layer without mailboxes."""
 
-    rank, ranks, stage = 0, 1, ""
+    rank, ranks, stage, key = 0, 1, "", 0

@@ -89,7 +89,6 @@ INDEX_SCORES = Contract(
     constants=("shard",),
     reference="indexer:index_scores",
     kernel="index_scores",
-    kernel_when="!dcp",  # a share of the context is written for and has not run
     limits=Limits(
         cache_formats=("index_fp8",),
         pages=(64,),

@@ -120,6 +120,18 @@ class MailboxSpec:
         return tuple(sorted({place // self.source_stride for place in places}))
 
 
+def check_sources(spec: MailboxSpec, ranks: int) -> None:
+    """Raises MailboxError where a mailbox has places for other writers than `ranks` of them."""
+    if spec.source_axis is None:
+        return
+    writers = spec.shape[spec.source_axis] // spec.source_stride
+    if writers != ranks:
+        raise MailboxError(
+            f"mailbox {spec.name}: axis {spec.source_axis} has places for {writers} ranks, "
+            f"the group has {ranks}"
+        )
+
+
 class Mailbox:
     """One rank's end of one parity of a mailbox.
 

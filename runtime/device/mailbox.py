@@ -29,6 +29,7 @@ from cutlass.cutlass_dsl import T, dsl_user_op
 
 from . import scalar
 
+WORD_BYTES = 4
 FRAGMENT_BYTES = 16
 """What one access moves, at most."""
 WORDS = 4
@@ -59,18 +60,34 @@ _SPIN = """{{
 .reg .b32 left;
 mov.b32 left, {spins};
 look:
-setp.eq.b32 missing, $0, {sentinel};
-setp.eq.or.b32 missing, $1, {sentinel}, missing;
-setp.eq.or.b32 missing, $2, {sentinel}, missing;
-setp.eq.or.b32 missing, $3, {sentinel}, missing;
+{compare}
 @!missing bra done;
 sub.u32 left, left, 1;
 setp.eq.u32 expired, left, 0;
 @expired bra done;
-ld.relaxed.sys.global.v4.b32 {{$0, $1, $2, $3}}, [$4];
+ld.relaxed.sys.global.{vector} {names}, [${count}];
 bra look;
 done:
 }}"""
+
+
+def _spin_text(count: int, sentinel: int, spins: int) -> str:
+    """PTX of a poll: $0 on are the words, behind them comes the address."""
+    signed = sentinel - (sentinel >> 31 << 32)
+    compare = [f"setp.eq.b32 missing, $0, {signed};"]
+    compare += [f"setp.eq.or.b32 missing, ${n}, {signed}, missing;" for n in range(1, count)]
+    return _SPIN.format(
+        spins=spins,
+        compare="\n".join(compare),
+        vector=_VECTORS[count],
+        names=_names(count, 0),
+        count=count,
+    )
+
+
+def _names(count: int, first: int) -> str:
+    names = ", ".join(f"${place + first}" for place in range(count))
+    return names if count == 1 else f"{{{names}}}"
 
 
 @dsl_user_op
@@ -80,15 +97,13 @@ def store(address: Int64, words: list[Uint32], *, loc=None, ip=None) -> None:
     `address` is aligned to their size. The words must have been sanitised.
     """
     count = len(words)
-    names = ", ".join(f"${place + 1}" for place in range(count))
-    text = names if count == 1 else f"{{{names}}}"
     llvm.inline_asm(
         None,
         [
             Int64(address).ir_value(loc=loc, ip=ip),
             *(Uint32(word).ir_value(loc=loc, ip=ip) for word in words),
         ],
-        f"st.relaxed.sys.global.{_VECTORS[count]} [$0], {text};",
+        f"st.relaxed.sys.global.{_VECTORS[count]} [$0], {_names(count, 1)};",
         "l" + ",r" * count + ",~{memory}",
         has_side_effects=True,
         is_align_stack=False,
@@ -116,43 +131,44 @@ def load(address: Int64, *, loc=None, ip=None) -> list[Uint32]:
 
 
 @dsl_user_op
-def load_word(address: Int64, *, loc=None, ip=None) -> Uint32:
-    """One word, whatever it is."""
-    return Uint32(
-        llvm.inline_asm(
-            T.i32(),
-            [Int64(address).ir_value(loc=loc, ip=ip)],
-            "ld.relaxed.sys.global.b32 $0, [$1];",
-            "=r,l,~{memory}",
-            has_side_effects=True,
-            is_align_stack=False,
-            asm_dialect=llvm.AsmDialect.AD_ATT,
-            loc=loc,
-            ip=ip,
-        )
-    )
-
-
-@dsl_user_op
-def _spin(
-    words: list[Uint32], address: Int64, sentinel: int, spins: int, *, loc=None, ip=None
-) -> list[Uint32]:
-    """`words` of the fragment at `address`, loaded anew until none is the sentinel or time is up."""
-    result = llvm.inline_asm(
-        ir.Type.parse("!llvm.struct<(i32, i32, i32, i32)>"),
-        [
-            Int64(address).ir_value(loc=loc, ip=ip),
-            *(Uint32(word).ir_value(loc=loc, ip=ip) for word in words),
-        ],
-        _SPIN.format(sentinel=sentinel - (sentinel >> 31 << 32), spins=spins),
-        "=r,=r,=r,=r,l,0,1,2,3,~{memory}",
+def load_word(address: Int64, *, loc=None, ip=None) -> list[Uint32]:
+    """One word, whatever it is, as a list."""
+    word = llvm.inline_asm(
+        T.i32(),
+        [Int64(address).ir_value(loc=loc, ip=ip)],
+        "ld.relaxed.sys.global.b32 $0, [$1];",
+        "=r,l,~{memory}",
         has_side_effects=True,
         is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT,
         loc=loc,
         ip=ip,
     )
-    return _words(result, loc, ip)
+    return [Uint32(word)]
+
+
+@dsl_user_op
+def _spin(
+    words: list[Uint32], address: Int64, sentinel: int, spins: int, *, loc=None, ip=None
+) -> list[Uint32]:
+    """`words` at `address`, loaded anew until none is the sentinel or time is up."""
+    count = len(words)
+    fields = ", ".join(["i32"] * count)
+    result = llvm.inline_asm(
+        T.i32() if count == 1 else ir.Type.parse(f"!llvm.struct<({fields})>"),
+        [
+            Int64(address).ir_value(loc=loc, ip=ip),
+            *(Uint32(word).ir_value(loc=loc, ip=ip) for word in words),
+        ],
+        _spin_text(count, sentinel, spins),
+        ",".join(["=r"] * count + ["l"] + [str(place) for place in range(count)] + ["~{memory}"]),
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    return [Uint32(result)] if count == 1 else _words(result, loc, ip)
 
 
 def _words(result, loc, ip) -> list[Uint32]:
@@ -183,20 +199,20 @@ def settle(
     words: list, address, sentinel: cutlass.Constexpr, stage: cutlass.Constexpr,
     fault: cute.Tensor, spins: cutlass.Constexpr = SPINS,
 ):  # fmt: skip
-    """The four words of the fragment at `address` once they are there.
+    """The words at `address` once they are there.
 
-    `words` are what `load` has returned; the caller may request many fragments before it settles
+    `words` are what `load` or `load_word` has returned; the caller may request many fragments before it settles
     the first. `fault`, i64 [1], is the address of the record of time-outs. `stage` is one of
     STAGES.
     """
     settled = _spin(words, address, sentinel, spins)
     missing = settled[0] == Uint32(sentinel)
-    for place in cutlass.range_constexpr(1, WORDS):
+    for place in cutlass.range_constexpr(1, len(words)):
         missing = missing or settled[place] == Uint32(sentinel)
     if missing:
         record = fault[0]
         place = Int64(address)
-        store(record + FRAGMENT_BYTES, settled)
+        store(record + FRAGMENT_BYTES, settled * (WORDS // len(words)))
         about = [
             Uint32(STAGES.index(stage) + 1),
             Uint32(place & Int64(0xFFFF_FFFF)),
@@ -210,7 +226,7 @@ def settle(
 
 @cute.jit
 def wait(
-    box, count, first, step: cutlass.Constexpr, sentinel: cutlass.Constexpr,
+    box, count, first, step, sentinel: cutlass.Constexpr,
     stage: cutlass.Constexpr, fault: cute.Tensor,
 ):  # fmt: skip
     """Returns once every `step`-th of `count` fragments from address `box` on, from the `first`,
@@ -223,9 +239,9 @@ def wait(
             settle(words[number], addresses[number], sentinel, stage, fault)
 
 
-def rearm(address, sentinel: int) -> None:
-    """Stores the sentinel back into a fragment that has been read."""
-    store(address, [Uint32(sentinel)] * WORDS)
+def rearm(address, sentinel: int, words: int = WORDS) -> None:
+    """Stores the sentinel back into words that have been read."""
+    store(address, [Uint32(sentinel)] * words)
 
 
 def clear_negative_zero(pair: Uint32) -> Uint32:
