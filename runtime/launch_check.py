@@ -101,9 +101,8 @@ class LaunchCheck:
         flags = case.flags = dict(flags_of(kernel))
         specs = operands_of(ready.module, kernel)
         full = case.inputs(rows, q)  # the oracle may need what a flag leaves out
-        done = run_eager(
-            compile_kernel(kernel, specs, self.arch), present(full, specs), case.outputs
-        )
+        compiled, given = compile_kernel(kernel, specs, self.arch), present(full, specs)
+        done = run_eager(compiled, given, case.outputs, meanwhile_of(case))
         verdict = case.check(full, done, q, **judged(case, flags))
         self._record(name, flags, rows, q, "eager", verdict)
 
@@ -125,6 +124,7 @@ class LaunchCheck:
             if tensor is not None:
                 tensor.copy_(given[operand])
         graph.replay()
+        meanwhile_of(case)(live)
         torch.cuda.synchronize()
         verdict = case.check(full, live, q, **judged(case, flags))
         self._record(name, flags, rows, q, "captured", verdict)
@@ -146,10 +146,21 @@ def present(given: Mapping[str, Tensor], specs: tuple) -> dict[str, Tensor | Non
     return {operand: None if spec is None else value for (operand, value), spec in pairs}
 
 
-def run_eager(kernel: Any, given: Operands, outputs: tuple[str, ...]) -> dict[str, Tensor | None]:
+def meanwhile_of(case: Any) -> Callable[[dict], None]:
+    """What a case does while its launch is waiting for it; nothing for most."""
+    return getattr(case, "meanwhile", lambda live: None)
+
+
+def run_eager(
+    kernel: Any,
+    given: Operands,
+    outputs: tuple[str, ...],
+    meanwhile: Callable[[dict], None] = lambda live: None,
+) -> dict[str, Tensor | None]:
     """Launches on copies of the outputs, so that `given` keeps what was there before."""
     done = {name: copy_of(given[name]) if name in outputs else given[name] for name in given}
     kernel(*done.values())
+    meanwhile(done)
     torch.cuda.synchronize()
     return done
 

@@ -98,7 +98,9 @@ class TimeoutRecord:
         # Pinned memory has the same address on the host and on the device.
         self.fault = torch.tensor([self.words.data_ptr()], dtype=torch.int64, device=device)
 
-    def error(self, stages: tuple[str, ...], boxes: Iterable[DeviceMailbox]) -> MailboxTimeout | None:
+    def error(
+        self, stages: tuple[str, ...], boxes: Iterable[DeviceMailbox]
+    ) -> MailboxTimeout | None:
         """What the record says, None where no poll has given up.
 
         `stages` are the ops that poll as the device numbers them from 1; `boxes` all the

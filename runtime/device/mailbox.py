@@ -201,9 +201,9 @@ def settle(
 ):  # fmt: skip
     """The words at `address` once they are there.
 
-    `words` are what `load` or `load_word` has returned; the caller may request many fragments before it settles
-    the first. `fault`, i64 [1], is the address of the record of time-outs. `stage` is one of
-    STAGES.
+    `words` are what `load` or `load_word` has returned; the caller may request many before it
+    settles the first. `fault`, i64 [1], is the address of the record of time-outs. `stage` is one
+    of STAGES.
     """
     settled = _spin(words, address, sentinel, spins)
     missing = settled[0] == Uint32(sentinel)

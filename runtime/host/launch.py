@@ -27,7 +27,6 @@ from kpipe.runtime.host.compile import compile_kernel
 from kpipe.runtime.metadata import LayerError
 from kpipe.runtime.op import Call, Op
 
-
 HALVES = ("publish", "collect")
 """Values of a kernel's flag `half`: what it sends, and what it waits for; "whole" is both."""
 
