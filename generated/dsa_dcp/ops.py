@@ -199,6 +199,15 @@ OPS = (
         reference=select.topk_local,
         constants={"top_k": TOP_K, "tie": "low_id"},
         needs_shard=True,
+        kernel="topk_local:TopkLocal",
+        tactics={
+            ("sm_90a", 8): {"parts": 8},
+            ("sm_90a", 32): {"parts": 4},
+            ("sm_90a", 64): {"parts": 2},
+            ("sm_100a", 8): {"parts": 8},
+            ("sm_100a", 32): {"parts": 4},
+            ("sm_100a", 64): {"parts": 2},
+        },
     ),
     Op(
         name="topk_merge",
@@ -206,6 +215,7 @@ OPS = (
         reference=select.topk_merge,
         constants={"top_k": TOP_K, "tie": "low_id"},
         needs_shard=True,
+        kernel="topk_merge:TopkMerge",
     ),
     Op(
         name="trtllm_gen",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kpipe.runtime.launch_cases.small import DEVICE, Verdict
 
-KEPT = 32
+KEPT = 8
 """Tables whose mailboxes are kept: those of a case and its replay, with some to spare."""
 
 

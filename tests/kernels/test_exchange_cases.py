@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kpipe.runtime.launch_cases import boxes, exchange, small
+from kpipe.runtime.launch_cases import boxes, candidates, exchange, select, small
+from kpipe.runtime.reference.select import best, score_bits
+from kpipe.runtime.sharding import Shard
 
 RANKS, HEADS, KV_LORA, V_DIM, LATENT, HIDDEN, ROWS_CAP = 4, 2, 32, 8, 48, 64, 8
 PITCH, GATE = 64, 16
@@ -21,7 +23,7 @@ PITCH, GATE = 64, 16
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
-    for module in (boxes, exchange, small):
+    for module in (boxes, candidates, exchange, select, small):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     torch.manual_seed(0)
 
@@ -213,3 +215,57 @@ def test_heads_that_are_late_or_lost_do_not_pass():
     assert not case.check(live, live, 1).wrong
     words[1, 2, 3] += 1
     assert case.check(live, live, 1).wrong
+
+
+CANDIDATES = SimpleNamespace(
+    RANKS=RANKS, TOP_K=16, CONTEXT=1024, PAGE=64, ROW_BYTES=48, ROWS_CAP=12
+)
+
+
+def pairs_of(given: dict[str, Tensor], row: int, count: int, shard: Shard, tie: str) -> Tensor:
+    """The candidates of one row of a rank, by the reference's order."""
+    bits = score_bits(given["scores"][row, :count])
+    ids = shard.global_position(torch.arange(count))
+    kept = best(bits, ids, CANDIDATES.TOP_K, tie).sort().values
+    pairs = torch.empty(CANDIDATES.TOP_K, 2, dtype=torch.int32)
+    pairs[:, 0], pairs[:, 1] = candidates.MINUS_INFINITY, candidates.EMPTY_ID
+    pairs[: kept.numel()] = torch.stack([bits[kept], ids[kept].int()], 1)
+    return pairs
+
+
+@pytest.mark.parametrize("tie", ["low_id", "high_id"])
+@pytest.mark.parametrize("q", [1, 4])
+def test_right_candidates_pass_and_wrong_ones_do_not(tie, q):
+    case = candidates.TopkLocalCase(CANDIDATES)
+    case.flags = {"rank": 1}
+    given = case.inputs(12, q)
+    for row, count in enumerate(case._seen(given["lengths"], q)):
+        pairs = pairs_of(given, row, count, Shard(1, RANKS), tie)
+        for box in case.boxes.of(given["candidates_peers"]):
+            box[case.place, row] = pairs
+    assert not case.check(given, given, q, tie, 1).wrong
+    case.boxes.of(given["candidates_peers"])[3][case.place, 2, 5, 1] += 1
+    assert case.check(given, given, q, tie, 1).wrong
+
+
+@pytest.mark.parametrize("tie", ["low_id", "high_id"])
+def test_a_right_merge_passes_and_a_wrong_one_does_not(tie):
+    case = candidates.TopkMergeCase(CANDIDATES)
+    case.flags = {"rank": 2}
+    given = case.inputs(12, 1)
+    done = {name: given[name].clone() for name in case.outputs}
+    shard, block_rows = Shard(2, RANKS), 3 * CANDIDATES.PAGE
+    for row in range(12):
+        bits, ids = given["candidates"][:, row].reshape(-1, 2).unbind(1)
+        bits, ids = bits[ids >= 0], ids[ids >= 0]
+        chosen = ids[best(bits, ids, CANDIDATES.TOP_K, tie)].long()
+        mine = shard.local(chosen[shard.owner(chosen) == 2]).sort().values
+        block = given["block_table"][row][mine // CANDIDATES.PAGE]
+        done["selected"][row] = -1
+        done["selected"][row, : mine.numel()] = block * block_rows + mine % CANDIDATES.PAGE
+        done["valid"][row] = mine.numel()
+    assert case.check(given, done, 1, tie, 2).wrong  # not re-armed
+    done["candidates"].fill_(-1)
+    assert not case.check(given, done, 1, tie, 2).wrong
+    other = "low_id" if tie == "high_id" else "high_id"
+    assert case.check(given, done, 1, other, 2).wrong, "no tie at the last place"
