@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
 from kpipe.runtime.generated_folder import geometry_of, stages
 from kpipe.runtime.layer import Layer, Scratch
@@ -79,6 +80,7 @@ class Case:
     distinct_keys: int = 0  # index keys repeat after that many positions, so that scores tie
     cache_bytes: int = 0  # each cache is at least that large, its pages in use anywhere in it
     replays: int = 1  # of the graph; every one has to leave the same bits
+    concurrent: bool = False  # ranks of one device at the same time, not in lockstep
 
     @property
     def device(self) -> torch.device:
@@ -95,7 +97,9 @@ def run_case(layer_class: type[Layer], case: Case) -> tuple[Trial, ...]:
     """
     chain = _Chain(layer_class, case)
     first = chain.contexts(0).hidden
-    if layer_class.CONTEXT_PARALLEL:
+    if layer_class.CONTEXT_PARALLEL and case.backend == "cuda":
+        by_rank = chain.run_on_device(first)
+    elif layer_class.CONTEXT_PARALLEL:
         group = VirtualRanks(layer_class.RANKS, timeout_s=120.0)
         by_rank = group.run(lambda comm: chain.run_rank(first, comm))
     else:
@@ -132,8 +136,10 @@ class _Chain:
             distinct_keys=self.case.distinct_keys,
         )
 
-    def spare_blocks(self, cache: str) -> int:
-        """Blocks of a cache that no request uses."""
+    def spare_blocks(self, cache: str, rank: int) -> int:
+        """Blocks of a cache that no request uses; of several ranks only the first has many."""
+        if self.layer_class.CONTEXT_PARALLEL and rank:
+            return 3
         spec = self.layer_class.MEMORY.caches[cache]
         form = self.layer_class.MEMORY.cache_format(cache)
         return max(3, -(-self.case.cache_bytes // (spec.page * form.row_bytes)))
@@ -146,12 +152,31 @@ class _Chain:
             hidden = _next_hidden(hidden, runs[-1:])
         return runs
 
+    def run_on_device(self, hidden: Tensor) -> list[list[RankRun]]:
+        """All layers on all ranks of a group on one device."""
+        group = DeviceRanks(self.layer_class.RANKS, "cuda", lockstep=not self.case.concurrent)
+        if not self.case.captured:
+            return group.run(lambda comm: self.run_rank(hidden, comm))
+        scratch = [Scratch(self.case.device) for _ in range(group.ranks)]
+        numbers = range(self.case.layers)
+        ready = [
+            [prepare(self, n, hidden, group.rank(rank), rank, scratch[rank]) for n in numbers]
+            for rank in range(group.ranks)
+        ]
+        return run_captured(self, ready, group)
+
     def run_alone(self, hidden: Tensor) -> list[list[RankRun]]:
         """All layers on ranks that exchange nothing, one after the other."""
         ranks = self.case.only_ranks or (0,)
         scratch = [Scratch(self.case.device) for _ in ranks]
         if self.case.captured:
-            return [run_captured(self, hidden, rank, scratch[n]) for n, rank in enumerate(ranks)]
+            numbers = range(self.case.layers)
+            return [
+                run_captured(
+                    self, [[prepare(self, n, hidden, None, rank, scratch[place]) for n in numbers]]
+                )[0]
+                for place, rank in enumerate(ranks)
+            ]
         runs: list[list[RankRun]] = [[] for _ in ranks]
         for number in range(self.case.layers):
             for place, rank in enumerate(ranks):
@@ -210,7 +235,7 @@ def prepare(
         page=latent_spec.page,
         shard=shard,
         block_rows=case.block_rows,
-        spare_blocks=chain.spare_blocks("latent_kv"),
+        spare_blocks=chain.spare_blocks("latent_kv", rank),
         seed=case.seed + rank,
     )
     index = build_index_cache(
@@ -218,7 +243,7 @@ def prepare(
         batch,
         page=index_spec.page,
         shard=shard,
-        spare_blocks=chain.spare_blocks("index_kv"),
+        spare_blocks=chain.spare_blocks("index_kv", rank),
         seed=case.seed + rank + 50,
     )
     layer = layer_class()
@@ -255,33 +280,45 @@ def _run_rank(
     return ready.finished(method, cloned(ready.layer.views(ready.layer.declared_rows(ready.step))))
 
 
-def run_captured(chain: _Chain, hidden: Tensor, rank: int, scratch: Scratch) -> list[RankRun]:
-    """All layers in one CUDA graph with poisoned scratch ahead of each, replayed once.
+def run_captured(
+    chain: _Chain, ready: Sequence[Sequence[Prepared]], group: DeviceRanks | None = None
+) -> list[list[RankRun]]:
+    """All layers of all ranks (of `group`, or one alone) in one CUDA graph, replayed once.
 
-    Captured with other inputs than it is replayed on: hidden states of zeros, no lengths, slots
-    of -1.  The first run, eager and on those inputs, leaves the caches as they are.
+    Scratch is poisoned ahead of each layer.  Captured with other inputs than it is replayed on:
+    hidden states of zeros, no lengths, slots of -1.  The first run, eager and on those inputs,
+    leaves the caches as they are.
     """
-    ready = [prepare(chain, n, hidden, None, rank, scratch) for n in range(chain.case.layers)]
-    wanted = [{name: tensor.clone() for name, tensor in given(one.step).items()} for one in ready]
-    for one in ready:
+    every = [one for of_rank in ready for one in of_rank]
+    wanted = [{name: tensor.clone() for name, tensor in given(one.step).items()} for one in every]
+    for one in every:
         for name, blank in (("hidden", 0), ("lengths", 0), ("slots", -1), ("index_slots", -1)):
             getattr(one.step, name).fill_(blank)
-    _launch_all(ready)  # warm: streams, allocator
-    torch.cuda.synchronize()
+
+    def launch() -> list[list[tuple[str, SimpleNamespace]]]:
+        if group is None:
+            return [_launch_all(ready[0])]
+        return group.run(lambda comm: _launch_all(ready[comm.rank]))
+
+    wait = torch.cuda.synchronize if group is None else group.synchronize
+    launch()  # warm: streams, allocator
+    wait()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = _launch_all(ready)
-    for one, tensors in zip(ready, wanted, strict=True):
+    # Ranks launch from threads of their own, so what other threads do may not end the capture.
+    with torch.cuda.graph(graph, capture_error_mode="relaxed" if group else "global"):
+        results = [result for of_rank in launch() for result in of_rank]
+    for one, tensors in zip(every, wanted, strict=True):
         for name, tensor in tensors.items():
             getattr(one.step, name).copy_(tensor)
     graph.replay()
-    torch.cuda.synchronize()
-    unstable = _replay_again(graph, ready, results, chain.case.replays - 1)
+    wait()
+    unstable = _replay_again(graph, every, results, chain.case.replays - 1)
     runs = []
-    for one, (method, views), differing in zip(ready, results, unstable, strict=True):
+    for one, (method, views), differing in zip(every, results, unstable, strict=True):
         runs.append(one.finished(method, views))
         runs[-1].unstable = differing
-    return runs
+    layers = chain.case.layers
+    return [runs[first : first + layers] for first in range(0, len(runs), layers)]
 
 
 def _replay_again(

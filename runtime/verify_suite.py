@@ -37,7 +37,7 @@ def suite(layer_class: type[Layer], arch: str, backend: str) -> tuple[NamedCase,
     """The cases of a layer, sized by its geometry and by what it declares for `arch`."""
     top_k, context = geometry_of(layer_class).top_k, _context(layer_class)
     page = layer_class.MEMORY.caches["latent_kv"].page
-    chained = 1 if layer_class.CONTEXT_PARALLEL else 3
+    chained = 1 if layer_class.CONTEXT_PARALLEL and backend != "cuda" else 3
     least = min(q for known, q in layer_class.TABLE if known == arch)
 
     def case(lengths: tuple[int, ...], q: int = least, layers: int = 1, **more: object) -> Case:

@@ -16,7 +16,10 @@ from kpipe.runtime.comm.mailbox import MailboxSpec, MailboxTimeout
 from kpipe.runtime.comm.word_index import WORD_BYTES
 
 RECORD_WORDS = 8
-"""Words of the record that a poll leaves when it gives up; see the device's `mailbox`."""
+"""Words of the record that a poll leaves when it gives up: the stage, the address of what it has
+read last (low and high word), a word of padding, and the four words that it has seen there."""
+STAGES = ("mla_query", "query_wait", "topk_merge", "dcp_value", "o_reduce")
+"""Ops that poll; a record holds the place in this list, counted from 1."""
 _FRAGMENT_WORDS = 4
 _WORD = 0xFFFFFFFF
 
@@ -98,26 +101,19 @@ class TimeoutRecord:
         # Pinned memory has the same address on the host and on the device.
         self.fault = torch.tensor([self.words.data_ptr()], dtype=torch.int64, device=device)
 
-    def error(
-        self, stages: tuple[str, ...], boxes: Iterable[DeviceMailbox]
-    ) -> MailboxTimeout | None:
-        """What the record says, None where no poll has given up.
-
-        `stages` are the ops that poll as the device numbers them from 1; `boxes` all the
-        mailboxes of this rank.
-        """
-        stage, low, high, _, *seen = (word & _WORD for word in self.words.tolist())
-        if not stage:
+    def error(self, boxes: Iterable[DeviceMailbox]) -> MailboxTimeout | None:
+        """What the record says of `boxes`, all of this rank; None where no poll has given up."""
+        number, low, high, _, *seen = (word & _WORD for word in self.words.tolist())
+        if not number:
             return None
+        stage = STAGES[number - 1]
         address = high << 32 | low
         for box in boxes:
             start = box.local.data_ptr()
             if start <= address < start + box.local.numel() * box.local.element_size():
-                return _timeout(box, stages[stage - 1], (address - start) // WORD_BYTES, seen)
-        text = f"stage {stages[stage - 1]}, rank {self.rank}: waited at an unknown address"
-        return MailboxTimeout(
-            text, mailbox="", stage=stages[stage - 1], rank=self.rank, peers=(), word=()
-        )
+                return _timeout(box, stage, (address - start) // WORD_BYTES, seen)
+        text = f"stage {stage}, rank {self.rank}: waited at an unknown address"
+        return MailboxTimeout(text, mailbox="", stage=stage, rank=self.rank, peers=(), word=())
 
 
 def _timeout(box: DeviceMailbox, stage: str, fragment: int, seen: list[int]) -> MailboxTimeout:

@@ -161,6 +161,8 @@ class DeviceRanks:
         self._turns = None
         if errors:
             rank, error = errors[0]
+            for timeout in self.timeouts() if isinstance(error, RuntimeError) else ():
+                raise timeout from error
             error.add_note(f"raised by rank {rank} of {self.ranks}")
             raise error
         return results
@@ -176,9 +178,7 @@ class DeviceRanks:
 
     def timeouts(self) -> list[MailboxTimeout]:
         """What the ranks' records say of polls that have given up."""
-        from kpipe.runtime.device.mailbox import STAGES  # needs the compiler
-
-        found = [comm.record.error(STAGES, comm.boxes.values()) for comm in self._comms]
+        found = [comm.record.error(comm.boxes.values()) for comm in self._comms]
         return [error for error in found if error is not None]
 
     @contextmanager

@@ -27,6 +27,8 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
+from kpipe.runtime.comm.device_mailbox import STAGES
+
 from . import scalar
 
 WORD_BYTES = 4
@@ -44,12 +46,6 @@ SPINS = 6_000_000
 """Looks at a word before a poll gives up; each takes a trip to memory, 0.3 us or more."""
 IN_FLIGHT = 8
 """Fragments that a thread requests before it looks at the first."""
-
-STAGES = ("mla_query", "query_wait", "topk_merge", "dcp_value", "o_reduce")
-"""Ops that poll; the record of a time-out holds the place in this list, counted from 1."""
-
-RECORD_WORDS = 8
-"""The record: stage, address of the fragment (low, high word), 0, then its four words as seen."""
 
 _MAGNITUDES = 0x7FFF_7FFF
 
@@ -202,8 +198,8 @@ def settle(
     """The words at `address` once they are there.
 
     `words` are what `load` or `load_word` has returned; the caller may request many before it
-    settles the first. `fault`, i64 [1], is the address of the record of time-outs. `stage` is one
-    of STAGES.
+    settles the first. `fault`, i64 [1], is the address of the record that is left at a time-out,
+    laid out as the host reads it. `stage` is one of STAGES.
     """
     settled = _spin(words, address, sentinel, spins)
     missing = settled[0] == Uint32(sentinel)

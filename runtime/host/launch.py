@@ -113,7 +113,8 @@ class CudaOp:
         values.update({name: value for name, value in flags if name in self._fields})
         return self.kernel_class(**values)
 
-    def _compiled(self, rows: int, flags: tuple[tuple[str, Any], ...]) -> tuple[Launch, ...]:
+    def _compiled(self, rows: int, flags: Iterable[tuple[str, Any]]) -> tuple[Launch, ...]:
+        flags = tuple(pair for pair in flags if pair[0] in self._fields)
         key = (rows, flags)
         if key not in self._ready:
             whole = self.kernel(rows, flags)
