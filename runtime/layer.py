@@ -232,12 +232,15 @@ class Layer:
                 "version; choose another op in `variants`"
             )
 
-    def _prepare_cuda(self, device: torch.device) -> None:
+    def _refuse_host(self, device: torch.device) -> None:
         if device.type != "cuda":
             raise LayerError(
                 f"{self.NAME}: the weights lie on {device}, and the cuda backend runs where they "
                 "are; move them to a CUDA device"
             )
+
+    def _prepare_cuda(self, device: torch.device) -> None:
+        self._refuse_host(device)
         from kpipe.runtime.host import launch  # needs the compiler
 
         for name, priority in self.STREAMS.items():
