@@ -141,8 +141,8 @@ class CudaOp:
         if needed > self._comm.resident:
             raise LayerError(
                 f"{self.op.name} publishes and polls: {needed} CTAs have to run at the same time, "
-                f"rank {self._comm.rank} can count on {self._comm.resident} multiprocessors; use "
-                "a mode that polls with query_wait, or fewer ranks on this device"
+                f"rank {self._comm.rank} can count on {self._comm.resident} multiprocessors; drive "
+                "the ranks in lockstep, or give them more of a device"
             )
 
 

@@ -72,11 +72,8 @@ class Device:
             assert len(operands) == len(specs)
             check_operands(type(kernel).__name__, specs, operands)
             flags = dict(flags_of(kernel))
-            known = {
-                spec.name: tensor for spec, tensor in zip(specs, operands, strict=True) if spec
-            }
-            rank = next((self.rank_of[t.data_ptr()] for t in known.values()
-                         if t.data_ptr() in self.rank_of), -1)  # fmt: skip
+            addresses = [tensor.data_ptr() for tensor in operands if tensor is not None]
+            rank = next((self.rank_of[a] for a in addresses if a in self.rank_of), -1)
             half = str(flags.get("half", "whole"))
             self.launched.append(Launched(rank, type(kernel).__name__, half, names, flags))
 
@@ -180,8 +177,8 @@ def test_at_once_every_kernel_is_whole(layers, device, monkeypatch):
 def test_more_ctas_than_run_at_once_are_refused(layers, device, monkeypatch):
     monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 2)
     wanted = (
-        "dcp_value publishes and polls: 2 CTAs have to run at the same time, rank 0 can count on 1 "
-        "multiprocessors; use a mode that polls with query_wait, or fewer ranks on this device"
+        "dcp_value publishes and polls: 8 CTAs have to run at the same time, rank 0 can count on 1 "
+        "multiprocessors; drive the ranks in lockstep, or give them more of a device"
     )
     with pytest.raises(LayerError, match=re.escape(wanted)):
         run_layers(device, layers.dcp(2, mode="wait"), 3, lockstep=False)
