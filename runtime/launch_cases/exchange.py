@@ -27,6 +27,7 @@ from kpipe.runtime.launch_cases.small import (
 ALL_ONES, NEGATIVE_ZERO = 0xFFFFFFFF, 0x80000000
 EMPTY_LSE = -3.0e38
 LARGE = 2.0**20
+HALVES = 2**16
 ROWS_MORE = 3
 """Rows of a mailbox behind those of the launch."""
 
@@ -34,6 +35,11 @@ ROWS_MORE = 3
 def some_rank(ranks: int) -> int:
     """Any rank: what it sends may not depend on who it is."""
     return int(torch.randint(ranks, ()))
+
+
+def halves() -> Tensor:
+    """All patterns of 16 bits, as int16."""
+    return torch.arange(HALVES, device=DEVICE).to(torch.int16)
 
 
 def positive_zeros(values: Tensor) -> Tensor:
@@ -277,6 +283,8 @@ class DcpValueCase(MlaValueCase):
         valid = torch.randint(0, 4, (rows,), dtype=torch.int32, device=DEVICE)
         partial = noise(rows, m.GATHERED, m.KV_LORA)
         partial[:, :, ::9] = torch.where(ones[:, :, None] < 0.5, -0.0, 0.0).bfloat16()
+        partial[..., :2] = torch.tensor([0.0, -0.0])  # the sentinel, unless it is cleared
+        partial.view(torch.int16).view(-1)[:HALVES] = halves()[: partial.numel()]
         partial[valid == 0] = NAN
         lse = torch.randn(rows, m.GATHERED, device=DEVICE) * 5
         lse[valid == 0] = torch.tensor([NAN, -torch.inf, torch.inf], device=DEVICE)[rows % 3]

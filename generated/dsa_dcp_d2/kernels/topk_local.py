@@ -2,8 +2,8 @@
 
 Exact top-k of a row's scores on this rank, sent to every rank in ascending order of position.
 
-    candidates[this rank, row, place] = (bits of the score, global id) of the min(TOP_K, visible) best
-                                        keys; (-inf, EMPTY_ID) behind the last
+    candidates[this rank, row, place] = (bits of the score, global id) of the min(TOP_K, visible)
+                                        best keys; (-inf, EMPTY_ID) behind the last
 
 Scores compare by their bits (+0 above -0), NaN counts as -inf and is sent as such, so that no word
 is the sentinel; of equal scores at the TOP_K-th place the lower ids are kept (`low_id`) or the
