@@ -243,14 +243,15 @@ class Layer:
         self._refuse_host(device)
         from kpipe.runtime.host import launch  # needs the compiler
 
+        comm = self.comm if self.CONTEXT_PARALLEL else None
         for name, priority in self.STREAMS.items():
-            setattr(self, name, launch.side_stream(device, name, priority, self.comm.key))
+            group = comm.key if comm else 0
+            setattr(self, name, launch.side_stream(device, name, priority, group))
         self.main = torch.cuda.current_stream(device)
         calls = self.calls()
         for op in self.OPS:
             bound = self._bound(op)
             if op.kernel:
-                comm = self.comm if self.CONTEXT_PARALLEL else None
                 ready = launch.CudaOp(
                     op, self.PACKAGE, bound, self.arch, lambda: self._views.rows, self._enter, comm
                 )
@@ -262,6 +263,10 @@ class Layer:
             setattr(self, op.name, ready)
 
     def _checked_comm(self, comm: Any, device: torch.device) -> Any:
+        if comm is not None and comm.ranks != self.RANKS:
+            raise LayerError(
+                f"{self.NAME} is generated for {self.RANKS} ranks, the group has {comm.ranks}"
+            )
         if not self.CONTEXT_PARALLEL:
             return comm or _Alone()
         on_device = self.backend == "cuda"
@@ -273,10 +278,6 @@ class Layer:
             )
         if comm is None:
             return DeviceRanks(1, device).rank(0) if on_device else SingleRank()
-        if comm.ranks != self.RANKS:
-            raise LayerError(
-                f"{self.NAME} is generated for {self.RANKS} ranks, the group has {comm.ranks}"
-            )
         if on_device != isinstance(comm, DeviceComm):
             where = "device" if on_device else "host"
             raise LayerError(
@@ -433,4 +434,4 @@ class Layer:
 class _Alone:
     """The group of a layer without mailboxes."""
 
-    rank, ranks, stage, key = 0, 1, "", 0
+    rank, ranks, stage = 0, 1, ""
