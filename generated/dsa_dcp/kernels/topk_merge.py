@@ -233,7 +233,7 @@ class TopkMerge:
             self._find(need, shared)
             prefix, need = Uint64(shared.found[0]), need - shared.found[1]
             count = shared.found[2]
-            while count > need:
+            while count > need and shift > 0:
                 cute.arch.sync_threads()  # all have read what was found
                 histogram.clear(shared.counts, THREADS)
                 cute.arch.sync_threads()
