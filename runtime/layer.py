@@ -232,15 +232,8 @@ class Layer:
                 "version; choose another op in `variants`"
             )
 
-    def _refuse_host(self, device: torch.device) -> None:
-        if device.type != "cuda":
-            raise LayerError(
-                f"{self.NAME}: the weights lie on {device}, and the cuda backend runs where they "
-                "are; move them to a CUDA device"
-            )
-
     def _prepare_cuda(self, device: torch.device) -> None:
-        self._refuse_host(device)
+        _refuse_host(self.NAME, device)
         from kpipe.runtime.host import launch  # needs the compiler
 
         comm = self.comm if self.CONTEXT_PARALLEL else None
@@ -429,6 +422,14 @@ class Layer:
                 raise StopRun
             self._remaining.pop(0)
         self.comm.stage = op.name
+
+
+def _refuse_host(name: str, device: torch.device) -> None:
+    if device.type != "cuda":
+        raise LayerError(
+            f"{name}: the weights lie on {device}, and the cuda backend runs where they are; move "
+            "them to a CUDA device"
+        )
 
 
 class _Alone:

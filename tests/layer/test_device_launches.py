@@ -62,7 +62,7 @@ class Device:
         monkeypatch.setattr(launch, "side_stream", lambda device, name, *rest: HostStream(name))
         monkeypatch.setattr(layer_module.torch.cuda, "current_stream", lambda *_: HostStream("m"))
         monkeypatch.setattr(layer_module.torch.cuda, "stream", lambda stream: nullcontext())
-        monkeypatch.setattr(Layer, "_refuse_host", lambda self, device: None)
+        monkeypatch.setattr(layer_module, "_refuse_host", lambda name, device: None)
 
     def compiled(self, kernel: Any, specs: tuple, arch: str) -> Any:
         names = tuple(spec.name for spec in specs if spec)
