@@ -15,9 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kpipe.runtime.comm.device_ranks import DeviceComm, DeviceRanks
+from kpipe.runtime.comm.choice import comm_for
 from kpipe.runtime.comm.mailbox import MailboxSpec
-from kpipe.runtime.comm.virtual_ranks import SingleRank
 from kpipe.runtime.formats import CacheFormat, PagedCache, cache_format
 from kpipe.runtime.metadata import (
     DTYPES,
@@ -147,7 +146,7 @@ class Layer:
             self.refuse_missing_kernels()
         self._weights = self._checked_weights(weights)
         device = next(iter(self._weights.values())).device
-        self.comm = self._checked_comm(comm, device)
+        self.comm = comm_for(self, comm, device)
         self.shard = Shard()
         if self.CONTEXT_PARALLEL:
             self.shard = Shard(self.comm.rank, self.RANKS, self.INTERLEAVE)
@@ -254,30 +253,6 @@ class Layer:
             else:
                 ready = launch.LibraryOp(op, bound, self._enter)
             setattr(self, op.name, ready)
-
-    def _checked_comm(self, comm: Any, device: torch.device) -> Any:
-        if comm is not None and comm.ranks != self.RANKS:
-            raise LayerError(
-                f"{self.NAME} is generated for {self.RANKS} ranks, the group has {comm.ranks}"
-            )
-        if not self.CONTEXT_PARALLEL:
-            return comm or _Alone()
-        on_device = self.backend == "cuda"
-        example = f"{'DeviceRanks' if on_device else 'VirtualRanks'}({self.RANKS}).rank(0)"
-        if comm is None and self.RANKS > 1:
-            raise LayerError(
-                f"{self.NAME} runs on {self.RANKS} ranks: prepare() needs `comm`, for example "
-                f"{example}"
-            )
-        if comm is None:
-            return DeviceRanks(1, device).rank(0) if on_device else SingleRank()
-        if on_device != isinstance(comm, DeviceComm):
-            where = "device" if on_device else "host"
-            raise LayerError(
-                f"{self.NAME}: the backend {self.backend} needs mailboxes in memory of the "
-                f"{where}: give `comm` as {example}"
-            )
-        return comm
 
     def _checked_weights(self, weights: Weights) -> dict[str, Tensor]:
         tensors = given(weights)
@@ -430,9 +405,3 @@ def _refuse_host(name: str, device: torch.device) -> None:
             f"{name}: the weights lie on {device}, and the cuda backend runs where they are; move "
             "them to a CUDA device"
         )
-
-
-class _Alone:
-    """The group of a layer without mailboxes."""
-
-    rank, ranks, stage = 0, 1, ""
