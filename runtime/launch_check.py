@@ -123,6 +123,7 @@ class LaunchCheck:
         for operand, tensor in live.items():
             if tensor is not None:
                 tensor.copy_(given[operand])
+        torch.cuda.synchronize()  # what arrives meanwhile must not come ahead of its mailbox
         graph.replay()
         meanwhile_of(case)(live)
         torch.cuda.synchronize()
@@ -159,6 +160,7 @@ def run_eager(
 ) -> dict[str, Tensor | None]:
     """Launches on copies of the outputs, so that `given` keeps what was there before."""
     done = {name: copy_of(given[name]) if name in outputs else given[name] for name in given}
+    torch.cuda.synchronize()  # what arrives meanwhile must not come ahead of its mailbox
     kernel(*done.values())
     meanwhile(done)
     torch.cuda.synchronize()
