@@ -192,6 +192,8 @@ class DeviceRanks:
             stream = self._streams.setdefault(rank, torch.cuda.Stream(self.device))
             stream.wait_stream(here)
         with torch.cuda.stream(stream):
+            # Makes the device's context this thread's own; launches of the driver need one.
+            torch.cuda.Event().record(stream)
             yield
         if stream is not here:
             here.wait_stream(stream)
