@@ -161,6 +161,7 @@ class DcpValue:
             block=[THREADS, 1, 1],
             stream=stream,
             use_pdl=self.pdl,
+            min_blocks_per_mp=1,  # registers for the weights; one CTA is what it counts on
         )
 
     @cute.kernel
@@ -233,18 +234,26 @@ class DcpValue:
     def _push(self, partial: cute.Tensor, valid: cute.Tensor, peers: cute.Tensor, first, step):
         """Every head's row to the head's owner, without negative zeros."""
         items = partial.shape[0] * (GATHERED * PIECES)
-        for item in cutlass.range(first, items, step, unroll=SENDS):
-            row, piece = item // (GATHERED * PIECES), item % PIECES
-            gathered = item // PIECES % GATHERED
-            words = memory.load_words(partial[row, gathered, None], piece)
-            filled = valid[row] > 0
-            sent = [
-                scalar.choose(filled, mailbox.clear_negative_zero(words[n]), Uint32(0))
-                for n in range(mailbox.WORDS)
-            ]
-            offset = Int64(row * HEADS + gathered % HEADS) * HEAD_BYTES
-            offset = offset + piece * mailbox.FRAGMENT_BYTES
-            mailbox.store(peers[gathered // HEADS] + offset, sent)
+        for base in cutlass.range(first, items, step * SENDS, unroll=1):
+            loaded = []  # all of them, before the first is stored
+            for number in cutlass.range_constexpr(SENDS):
+                item = cutlass.min(base + number * step, items - 1)
+                row, gathered = item // (GATHERED * PIECES), item // PIECES % GATHERED
+                words = memory.load_words(partial[row, gathered, None], item % PIECES)
+                loaded.append((row, gathered, item % PIECES, words, valid[row] > 0))
+            for number in cutlass.range_constexpr(SENDS):
+                if base + number * step < items:
+                    self._send(*loaded[number], peers)
+
+    def _send(self, row, gathered, piece, words, filled, peers: cute.Tensor) -> None:
+        """One fragment of a head's row to the head's owner; zeros for a row without keys here."""
+        sent = [
+            scalar.choose(filled, mailbox.clear_negative_zero(words[n]), Uint32(0))
+            for n in range(mailbox.WORDS)
+        ]
+        offset = Int64(row * HEADS + gathered % HEADS) * HEAD_BYTES
+        offset = offset + piece * mailbox.FRAGMENT_BYTES
+        mailbox.store(peers[gathered // HEADS] + offset, sent)
 
     @cute.jit
     def _push_lse(self, lse: cute.Tensor, valid: cute.Tensor, peers: cute.Tensor, first, step):

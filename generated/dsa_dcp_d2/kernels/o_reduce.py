@@ -37,6 +37,7 @@ ROW_BYTES = HIDDEN * BF16_BYTES
 SOURCE_BYTES = ROWS_CAP * ROW_BYTES  # from one rank's partial to the next
 OWNED = HIDDEN // RANKS  # columns that a rank sums in a two-shot sum
 SENTINEL = mailbox.NEGATIVE_ZERO
+IN_FLIGHT = 4  # fragments of a thread, of the row that comes together
 HALVES = ("whole", "publish", "collect")
 
 
@@ -98,7 +99,11 @@ class OReduce:
         if cutlass.const_expr(self.two_shot):
             ctas = cutlass.min(ctas, self.resident)
         self.o_reduce(o_mail, out, o_gather, o_gather_peers, fault).launch(
-            grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=self.pdl
+            grid=[ctas, 1, 1],
+            block=[THREADS, 1, 1],
+            stream=stream,
+            use_pdl=self.pdl,
+            min_blocks_per_mp=1,  # registers for what is in flight
         )
 
     @cute.kernel
@@ -165,9 +170,15 @@ class OReduce:
     def _receive(self, o_gather: cute.Tensor, out: cute.Tensor, first, step, fault):
         """The whole rows, as the ranks have sent them; re-arms them."""
         pieces = HIDDEN // VECTOR
-        start = o_gather.iterator.toint()
-        for item in cutlass.range(first, out.shape[0] * pieces, step, unroll=2):
-            address = start + Int64(item) * mailbox.FRAGMENT_BYTES
-            words = mailbox.settle(mailbox.load(address), address, SENTINEL, "o_reduce", fault)
-            mailbox.rearm(address, SENTINEL)
-            memory.store_words(self._piece(out, item // pieces, item % pieces), words)
+        start, items = o_gather.iterator.toint(), out.shape[0] * pieces
+        for base in cutlass.range(first, items, step * IN_FLIGHT, unroll=1):
+            # Past the end this thread's first one again: never one that another thread re-arms.
+            places = [base + number * step for number in range(IN_FLIGHT)]
+            places = [base if place >= items else place for place in places]
+            addresses = [start + Int64(place) * mailbox.FRAGMENT_BYTES for place in places]
+            polled = [mailbox.load(address) for address in addresses]
+            for number in cutlass.range_constexpr(IN_FLIGHT):
+                address, place = addresses[number], places[number]
+                words = mailbox.settle(polled[number], address, SENTINEL, "o_reduce", fault)
+                mailbox.rearm(address, SENTINEL)
+                memory.store_words(self._piece(out, place // pieces, place % pieces), words)
