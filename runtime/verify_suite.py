@@ -117,8 +117,8 @@ def methods(layer_class: type[Layer], arch: str) -> tuple[str, ...]:
 
 
 def run_methods(layer_class: type[Layer], arch: str, backend: str) -> dict[str, Trial]:
-    """The same step by every method of the table; layers under context parallelism have none."""
-    if layer_class.CONTEXT_PARALLEL:
+    """The same step by every method of the table; under context parallelism on a device only."""
+    if layer_class.CONTEXT_PARALLEL and backend != "cuda":
         return {}
     top_k = geometry_of(layer_class).top_k
     lengths = (top_k + 200, 1, 64, 2 * top_k, 0, 65, top_k, 2)
