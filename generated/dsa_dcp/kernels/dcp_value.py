@@ -113,6 +113,8 @@ class DcpValue:
             raise ValueError(f"half is {self.half!r}; choose from {', '.join(HALVES)}")
         if self.lse_base not in LSE_SCALES:
             raise ValueError(f"lse_base is {self.lse_base!r}; choose 2 or e")
+        if RANKS > reduce.WARP:
+            raise ValueError(f"{RANKS} ranks, a warp merges the LSE of {reduce.WARP} at most")
 
     def resident_ctas(self, rows: int) -> int:
         """CTAs that have to run at once: one a head; with more it takes more rows at a time."""
