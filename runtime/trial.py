@@ -155,7 +155,7 @@ class _Chain:
     def run_on_device(self, hidden: Tensor) -> list[list[RankRun]]:
         """All layers on all ranks of a group on one device."""
         group = DeviceRanks(self.layer_class.RANKS, "cuda", lockstep=not self.case.concurrent)
-        if not self.case.captured:
+        if not (self.case.captured or self.case.concurrent):
             return group.run(lambda comm: self.run_rank(hidden, comm))
         scratch = [Scratch(self.case.device) for _ in range(group.ranks)]
         numbers = range(self.case.layers)
@@ -163,7 +163,14 @@ class _Chain:
             [prepare(self, n, hidden, group.rank(rank), rank, scratch[rank]) for n in numbers]
             for rank in range(group.ranks)
         ]
-        return run_captured(self, ready, group)
+        if self.case.captured:
+            return run_captured(self, ready, group)
+        results = group.run(lambda comm: _launch_all(ready[comm.rank]))
+        group.synchronize()
+        return [
+            [one.finished(*result) for one, result in zip(*of_rank, strict=True)]
+            for of_rank in zip(ready, results, strict=True)
+        ]
 
     def run_alone(self, hidden: Tensor) -> list[list[RankRun]]:
         """All layers on ranks that exchange nothing, one after the other."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import dataclass
 from math import isfinite
@@ -69,6 +70,8 @@ def main(argv: list[str]) -> int:
         return USAGE
     except SystemExit:  # --help
         return FINE
+    if options.concurrent:  # before CUDA starts: a queue that waits may not stand in a rank's way
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
     try:
         layer_class = load_layer(options.folder)
         case = _case(layer_class, options)
@@ -264,8 +267,9 @@ def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
         raise UsageError("--captured needs --backend cuda")
     if options.concurrent and not (backend == "cuda" and layer_class.CONTEXT_PARALLEL):
         raise UsageError("--concurrent needs --backend cuda and a context-parallel layer")
-    if options.captured and options.stop_after:
-        raise UsageError("--captured runs whole layers; leave out --stop-after")
+    whole = next((name for name in ("captured", "concurrent") if getattr(options, name)), "")
+    if whole and options.stop_after:
+        raise UsageError(f"--{whole} runs whole layers; leave out --stop-after")
     if options.stop_after and layers > 1:
         raise UsageError("--stop-after cuts off the output that the next of --layers reads")
     return Case(
