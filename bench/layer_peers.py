@@ -26,6 +26,8 @@ import torch
 import kpipe
 from kpipe.runtime.bench import LAYERS, Timing, document, graph_us, time_launches, time_layers
 from kpipe.runtime.bench_inputs import build
+from kpipe.runtime.generated_folder import load_layer
+from kpipe.runtime.host.launch import arch_of
 
 CONTEXT = 32768
 BEST = {"gemm": "tiny", "glue": "triton", "topk": "sgl", "overlap": True}
@@ -45,9 +47,6 @@ def free() -> None:
 
 def time_ours(folder: str, rows: int) -> list[Timing]:
     """The layer of the generated folder, whole and launch by launch."""
-    from kpipe.runtime.generated_folder import load_layer
-    from kpipe.runtime.host.launch import arch_of
-
     arch, count = arch_of(torch.device("cuda")), layers_of(rows)
     timed = build(load_layer(folder), arch=arch, rows=rows, q=1, context=CONTEXT, count=count)
     found = [time_layers(timed, CONTEXT), *time_launches(timed, CONTEXT)]
@@ -145,7 +144,9 @@ def main() -> int:
     theirs = beside(options)
     print(table(ours, theirs, counts))
     if options.out:
-        found = {**document(ours), "context": CONTEXT, "peers": theirs}
+        arch = arch_of(torch.device("cuda"))
+        made = document(ours, arch, Path(options.folder))
+        found = {**made, "context": CONTEXT, "peers": theirs}
         options.out.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 

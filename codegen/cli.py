@@ -6,114 +6,11 @@ stdout is data, stderr is talk.  A user's mistake never shows a traceback.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
 
 import click
 
+from kpipe.codegen.cli_root import Root, common_options
 from kpipe.codegen.version import __version__
-
-FINE, FINDINGS, USAGE, DRIFT, ENVIRONMENT, INTERNAL, INTERRUPTED = 0, 1, 2, 3, 4, 70, 130
-
-DAILY = ("check", "generate", "plan")
-EXIT_CODES = (
-    ("0", "fine: nothing to report"),
-    ("1", "findings: the spec is wrong, or a file was edited by hand"),
-    ("2", "usage, settings or input that cannot be read"),
-    ("3", "drift: generated files differ (generate --check, --diff)"),
-    ("4", "the environment lacks something"),
-    ("70", "internal error"),
-)
-
-
-class Root(click.Group):
-    """The group: help in sections, and one place that turns exceptions into exit codes."""
-
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """The daily verbs, the other commands, the exit codes."""
-        names = self.list_commands(context)
-        others = [name for name in names if name not in DAILY]
-        for title, group in (("Commands", DAILY), ("More commands", others)):
-            with formatter.section(title):
-                formatter.write_dl(
-                    [(name, self.commands[name].get_short_help_str(80)) for name in group]
-                )
-        with formatter.section("Exit codes"):
-            formatter.write_dl(EXIT_CODES)
-
-    def invoke(self, context: click.Context) -> Any:
-        """Run the command; a reader of the pipe that has seen enough is no error."""
-        try:
-            return super().invoke(context)
-        except BrokenPipeError:
-            import os
-
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return FINE
-
-    def main(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
-    ) -> NoReturn:
-        """Run and leave with one of the documented exit codes."""
-        words = list(sys.argv[1:] if args is None else args)
-        if args is None:  # a process of its own: collecting garbage would cost a tenth of its time
-            import gc
-
-            gc.disable()
-        extra["standalone_mode"] = False
-        code = FINE
-        try:
-            result = super().main(words, prog_name or "kpipe", **extra)
-            code = result if isinstance(result, int) else FINE
-            sys.stdout.flush()
-        except Exception as error:
-            code = _exit_code_of(error, debug="--debug" in words)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            code = INTERRUPTED
-        sys.exit(code)
-
-
-def _exit_code_of(error: Exception, *, debug: bool) -> int:
-    from kpipe.codegen.diagnostics import SpecError
-
-    if isinstance(error, click.exceptions.Exit):
-        return error.exit_code
-    if isinstance(error, click.Abort):
-        click.echo("interrupted", err=True)
-        return INTERRUPTED
-    if isinstance(error, click.ClickException):
-        error.show()
-        return USAGE
-    if isinstance(error, SpecError):
-        from kpipe.codegen.commands.common import exit_code, show_findings
-
-        show_findings(error.diagnostics, {}, "text", color="auto", err=True)
-        return exit_code(error.diagnostics)
-    if debug:
-        import traceback
-
-        click.echo(traceback.format_exc(), err=True, nl=False)
-    first = str(error).partition("\n")[0]
-    hint = "" if debug else ", with the output of the same command and --debug"
-    click.echo(f"internal error: {type(error).__name__}: {first}; please report{hint}", err=True)
-    return INTERNAL
-
-
-def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that every command has."""
-    debug = click.option(
-        "--debug", is_flag=True, expose_value=False, help="Show a traceback for an internal error."
-    )
-    color = click.option(
-        "--color",
-        type=click.Choice(["auto", "always", "never"]),
-        default="auto",
-        show_default=True,
-        help="Colour; auto is on for a terminal, unless NO_COLOR is set.",
-    )
-    return color(debug(function))
-
 
 _SPECS = click.argument("specs", nargs=-1, metavar="[SPEC]...", type=click.Path())
 
@@ -170,25 +67,44 @@ def generate(
 
 
 @main.command()
-@click.argument("spec", type=click.Path())
+@_SPECS
+@click.option("--against", metavar="OLD", help="What changed since a git ref, folder or file.")
 @click.option("--rows", type=int, metavar="N", help="Launches of this row count.")
 @click.option("--q", "q", type=int, metavar="N", help="Launches of this query length.")
 @click.option("--arch", metavar="A", help="Launches on this architecture, e.g. sm_90a.")
 @click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "markdown"]),
+    default="text",
+    show_default=True,
+    help="markdown is the comment of a pull request; it needs --against.",
 )
 @common_options
 def plan(
-    spec: str, rows: int | None, q: int | None, arch: str | None, form: str, color: str
+    specs: tuple[str, ...],
+    against: str | None,
+    rows: int | None,
+    q: int | None,
+    arch: str | None,
+    form: str,
+    color: str,
 ) -> int:
-    """Show the resolved plan: tables, memory, launches, and why.
+    """Show the resolved plan of SPEC: tables, memory, launches, and why.
 
     Launches are shown once per distinct launch list, or for the steps that --rows, --q and
     --arch select.
-    """
-    from kpipe.codegen.commands.plan import run
 
-    return run(spec, rows, q, arch, form, color)
+    With --against: what the schedules of all SPECs do otherwise than the old ones, whether they
+    are still proved, and which generated files change.  Without SPEC: every spec that `pipelines`
+    in the project's settings names.  OLD is a ref (`HEAD`, `origin/main`, `origin/main...` for
+    where the two parted), a copy of the project or of its pipelines folder, or one spec.
+    """
+    from kpipe.codegen.commands.plan import run, run_against
+
+    if against is not None:
+        return run_against(specs, against, (rows, q, arch), form, color)
+    return run(specs, rows, q, arch, form, color)
 
 
 @main.command()
@@ -221,6 +137,80 @@ def why(
 
 
 @main.command()
+@click.argument("name", metavar="STAGE")
+@click.argument("spec", required=False, type=click.Path())
+@click.option("--rows", type=int, metavar="N", help="Steps of this row count.")
+@click.option("--q", "q", type=int, metavar="N", help="Steps of this query length.")
+@click.option("--arch", metavar="A", help="Architecture [default: the first target].")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@click.option("--yaml", "number", type=int, metavar="N", help="Print schedule N as a mode.")
+@click.option("--all", "every", is_flag=True, help="List every schedule and every rule.")
+@common_options
+def modes(
+    name: str,
+    spec: str | None,
+    rows: int | None,
+    q: int | None,
+    arch: str | None,
+    form: str,
+    number: int | None,
+    every: bool,
+    color: str,
+) -> int:
+    """List every legal place of a stage or op.
+
+    Its ops are moved to each position of each stream, and to a side stream with each fork and
+    join, in the mode that the table selects. Each schedule is planned and proved in memory and
+    listed with its predicted gain; the other places stand under the rule that blocks them.
+    """
+    from kpipe.codegen.commands.modes import run
+
+    return run(name, spec, rows, q, arch, form, number, every, color)
+
+
+@main.command()
+@click.argument("view", type=click.Choice(["timeline", "graph", "streams", "buffers", "mailbox"]))
+@click.argument("spec", type=click.Path())
+@click.option("--rows", type=int, metavar="N", help="Steps of this row count.")
+@click.option("--q", "q", type=int, metavar="N", help="Steps of this query length.")
+@click.option("--arch", metavar="A", help="Steps on this architecture, e.g. sm_90a.")
+@click.option("--mode", metavar="M", help="This mode, whatever the table says.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "svg", "html", "perfetto"]),
+    help="[default: as FILE's name ends, else text]",
+)
+@click.option("--out", metavar="FILE", type=click.Path(), help="Write the picture there.")
+@click.option("--timings", metavar="FILE", help="Durations that `kpipe bench --out` measured.")
+@click.option("--estimated", is_flag=True, help="Durations of the model, whatever was measured.")
+@common_options
+def show(
+    view: str,
+    spec: str,
+    rows: int | None,
+    q: int | None,
+    arch: str | None,
+    mode: str | None,
+    form: str | None,
+    out: str | None,
+    timings: str | None,
+    estimated: bool,
+    color: str,
+) -> int:
+    """Draw a plan: in time, as the captured graph, its streams, its memory.
+
+    Of each distinct launch list, or of the steps that --rows, --q, --arch and --mode select. A
+    timeline says whether its durations are estimated or measured.
+    """
+    from kpipe.codegen.commands.show import run
+
+    return run(view, spec, rows, q, arch, mode, form, out, timings, estimated, color)
+
+
+@main.command()
 @click.argument("code")
 @common_options
 def explain(code: str, color: str) -> int:
@@ -232,7 +222,11 @@ def explain(code: str, color: str) -> int:
 
 @main.command()
 @click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "markdown"]),
+    default="text",
+    show_default=True,
 )
 @common_options
 def rules(form: str, color: str) -> int:
@@ -244,12 +238,35 @@ def rules(form: str, color: str) -> int:
 
 @main.command()
 @click.option("--out", metavar="DIR", type=click.Path(), help="Write the two files there.")
+@click.option(
+    "--format", "form", type=click.Choice(["json", "markdown"]), default="json", show_default=True
+)
 @common_options
-def schema(out: str | None, color: str) -> int:
-    """Print or export the JSON schemas (draft-07) for editors."""
+def schema(out: str | None, form: str, color: str) -> int:
+    """Print or export the JSON schemas for editors (draft-07).
+
+    As Markdown: a reference of every key.
+    """
     from kpipe.codegen.commands.schema import run
 
-    return run(out)
+    return run(out, form)
+
+
+@main.command()
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
+@click.option("--from", "source", metavar="NAME", default="dsa_tp", show_default=True)
+@click.option("--keep", "there", flag_value="keep", help="Keep files that are there already.")
+@click.option("--force", "there", flag_value="force", help="Overwrite files that are there.")
+@common_options
+def new(folder: str, source: str, there: str | None, color: str) -> int:
+    """Start a project in DIR from a shipped pipeline.
+
+    With settings, hooks, editor and CI. Where a file would be overwritten nothing is written,
+    unless --keep or --force says what to do.
+    """
+    from kpipe.codegen.commands.new import run
+
+    return run(folder, source, there or "refuse")
 
 
 _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -267,6 +284,50 @@ def verify(arguments: tuple[str, ...]) -> int:
 def bench(arguments: tuple[str, ...]) -> int:
     """Time a generated folder on this machine's GPU."""
     return _run_runtime("bench", arguments)
+
+
+@main.command("verify-capture")
+@click.argument("spec", type=click.Path())
+@click.option("--plan", metavar="FILE", type=click.Path(), help="Write what is to be captured.")
+@click.option("--captured", metavar="FILE", type=click.Path(), help="Judge what was captured.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@common_options
+def verify_capture(spec: str, plan: str | None, captured: str | None, form: str, color: str) -> int:
+    """Compare predicted CUDA graphs with captured ones.
+
+    Three steps: --plan here, `python -m kpipe.runtime.verify_capture` on the machine with the
+    GPU, --captured here. Exit 1 where a node or an edge differs.
+    """
+    from kpipe.codegen.commands.verify_capture import run
+
+    return run(spec, plan, captured, form, color)
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.option("--apply", "observed", metavar="FILE", type=click.Path(), help="Judge observations.")
+@click.option(
+    "--table", metavar="FILE", type=click.Path(), help="Where the table goes [ARCH-DRIVER.json]."
+)
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[--out FILE]")
+@common_options
+def probe(
+    observed: str | None, table: str | None, form: str, arguments: tuple[str, ...], color: str
+) -> int:
+    """Measure PDL, events and graphs on this machine's GPU.
+
+    With --out FILE the observations are made here. With --apply FILE they become the table of
+    semantics that findings cite; refused where a documented order was seen broken.
+    """
+    if observed is None:
+        return _run_runtime("probe", arguments)
+    from kpipe.codegen.commands.probe import run
+
+    return run(observed, table, form, color)
 
 
 def _run_runtime(module: str, arguments: tuple[str, ...]) -> int:

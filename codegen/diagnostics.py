@@ -205,7 +205,7 @@ def render_json(diagnostics: Iterable[Diagnostic]) -> str:
 def render_github(diagnostics: Iterable[Diagnostic]) -> str:
     """GitHub workflow commands, one line per finding, that annotate the changed files.
 
-    `endColumn` is left out for findings that span lines, where GitHub refuses it.
+    A finding over several lines has an `endLine`, and no columns, which GitHub then refuses.
     """
     commands = {"error": "error", "warning": "warning", "note": "notice"}
     lines = []
@@ -213,12 +213,16 @@ def render_github(diagnostics: Iterable[Diagnostic]) -> str:
         properties = []
         span = diagnostic.span
         if span is not None:
-            properties += [("file", span.path), ("line", span.line), ("col", span.column)]
+            properties += [("file", span.path), ("line", span.line)]
             if span.end_line == span.line:
-                properties.append(("endColumn", span.end_column))
+                properties += [("col", span.column), ("endColumn", span.end_column)]
+            else:
+                properties.append(("endLine", span.end_line))
         properties.append(("title", diagnostic.code))
         listed = ",".join(f"{name}={_github_property(str(value))}" for name, value in properties)
-        message = _github_message(diagnostic.message)
+        help = f"\n{diagnostic.help}" if diagnostic.help else ""
+        told = f"{diagnostic.message}{help}\nkpipe explain {diagnostic.code}"
+        message = _github_message(told)
         lines.append(f"::{commands[diagnostic.severity]} {listed}::{message}\n")
     return "".join(lines)
 

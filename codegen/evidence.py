@@ -1,7 +1,9 @@
 """What is known of the kernels of a generated folder: which launches have run on a GPU as they are.
 
 A record of `evidence/*.json` is for one kernel file and the device building blocks that it imports,
-all by hash, for the flags and rows that it names.  Every launch that the table can select is
+all by hash, for the flags and rows that it names.  A kernel that stands in several folders with the
+same text, but for the name of its spec, has the records of all of them.  Every launch that the
+table can select is
 
     valid     such a record exists for its kernel, architecture, rows and flags, and was right
     stale     there are records for the kernel, but of other bytes
@@ -36,12 +38,19 @@ class LaunchEvidence:
     gpu: str = ""
 
 
-def evidence_of(pipeline: PipelinePlan, folder: Path) -> tuple[LaunchEvidence, ...]:
+def evidence_of(
+    pipeline: PipelinePlan,
+    folder: Path,
+    digests: Mapping[str, str] | None = None,
+    device: Path = DEVICE,
+) -> tuple[LaunchEvidence, ...]:
     """Every distinct launch of our own kernels, in the order of arch, rows and launch.
 
     `folder` is the pipeline's generated folder; one that does not exist has no evidence.
+    `digests` (kernel -> `kernel_digest`) stand for kernel files that are not there as they should
+    be, `device` for the folder of the building blocks.
     """
-    records = [*_records(folder)]
+    records = [*_records(folder, digests, device)]
     found: dict[LaunchEvidence, None] = {}
     for step in pipeline.plans:
         for launch in step.launches:
@@ -73,14 +82,20 @@ def summary(found: Iterable[LaunchEvidence]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def file_digest(path: Path) -> str:
-    """sha256 of a file; empty where there is none."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+def kernel_digest(text: bytes) -> str:
+    """sha256 (hex) of a kernel file without its first line, which names its spec."""
+    return hashlib.sha256(b"".join(text.splitlines(keepends=True)[1:])).hexdigest()
 
 
-def _records(folder: Path) -> Iterable[Mapping[str, Any]]:
-    """Records of every file, each with its GPU and whether it is for the bytes of today."""
-    for path in sorted((folder / "evidence").glob("*.json")):
+def _records(
+    folder: Path, digests: Mapping[str, str] | None, device: Path
+) -> Iterable[Mapping[str, Any]]:
+    """Records of this folder and those beside it, with their GPU and whether they still count."""
+    if digests is None:
+        kept = sorted((folder / "kernels").glob("*.py"))
+        digests = {path.stem: kernel_digest(path.read_bytes()) for path in kept}
+    beside = sorted(folder.parent.glob("*/evidence/*.json"))
+    for path in sorted(beside, key=lambda path: path.parent.parent != folder):
         try:
             document = json.loads(path.read_text())
             entries = [dict(entry) for entry in document["records"]]
@@ -90,26 +105,29 @@ def _records(folder: Path) -> Iterable[Mapping[str, Any]]:
             }
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # a file that says nothing is no evidence; its launches are missing
-        current = {name: _is_current(folder, name, *made) for name, made in kernels.items()}
+        current = {
+            name: digests.get(name) == digest and same_blocks(blocks, device)
+            for name, (digest, blocks) in kernels.items()
+        }
+        own = path.parent.parent == folder
         for entry in entries:
             known = current.get(entry.get("kernel", ""), False)
-            yield {"gpu": document.get("gpu", ""), **entry, "current": known}
+            if own or known:  # what is not ours is no reason to call ours stale
+                yield {"gpu": document.get("gpu", ""), **entry, "current": known}
 
 
-def _is_current(folder: Path, kernel: str, digest: str, device: Mapping[str, str]) -> bool:
-    """Whether the kernel and all that it imported have the same bytes still.
+def same_blocks(blocks: Mapping[str, str], device: Path = DEVICE) -> bool:
+    """Whether the device building blocks (file -> sha256) that a kernel imported are the same.
 
-    What a file imports follows from its bytes, so nothing that was not recorded can matter.
+    What a file imports follows from its bytes: nothing that was not recorded can matter.
     """
-    if file_digest(folder / "kernels" / f"{kernel}.py") != digest:
-        return False
-    return all(_device_digest(name) == known for name, known in device.items())
+    return all(_file_digest(device / block) == known for block, known in blocks.items())
 
 
 @cache
-def _device_digest(name: str) -> str:
+def _file_digest(path: Path) -> str:
     """sha256 of a device building block; they do not change while a command runs."""
-    return file_digest(DEVICE / name)
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def _state(

@@ -337,8 +337,9 @@ _RULES = (
     Rule(
         "KP808",
         "selection is not declared",
-        "`plan` shows steps that the spec declares. It does not invent a plan for others: at run "
-        "time rows are padded to the next declared count, and anything larger is refused.",
+        "`plan`, `why`, `modes` and `show` answer for rows, stages, ops and modes that the spec "
+        "declares. They do not invent others: at run time rows are padded to the next declared "
+        "count, and anything larger is refused.",
         "kpipe plan pipelines/dsa_tp.yaml --rows 9",
         "Select one of the listed values, or declare it in the spec.",
     ),
@@ -350,6 +351,24 @@ _RULES = (
         '[tool.kpipe] semantics = "measured/h100.json", which does not exist',
         "Name a table of the version that the finding asks for, or drop the setting to cite the "
         "one that ships.",
+    ),
+    Rule(
+        "KP820",
+        "observations cannot be used",
+        "`probe --apply` and `verify-capture --captured` judge files that come back from the "
+        "machine with the GPU. A file of another kind or version, or one that lacks rows, says "
+        "nothing.",
+        "kpipe probe --apply plan.json",
+        "Measure again with the same version of kpipe.",
+    ),
+    Rule(
+        "KP821",
+        "documented order was seen broken",
+        "The checker proves schedules from what the documents promise. On the machine that was "
+        "measured a reader saw old data although they order it, or a capture gave another graph "
+        "than the rules say: proofs mean nothing there.",
+        "row 2 (A(trig); C(pdl wait)), captured: C saw old data behind its wait in 3 of 40",
+        "Measure again. If it stays, report it with the file, the GPU and the driver.",
     ),
 )
 

@@ -18,6 +18,7 @@ import torch
 
 from kpipe.runtime.bench_floor import BANDWIDTH, floor_us, launch_bytes
 from kpipe.runtime.bench_inputs import TimedLayer, build
+from kpipe.runtime.evidence import made_of, versions
 from kpipe.runtime.generated_folder import launches, load_layer
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import LayerError
@@ -126,17 +127,14 @@ def table(timings: Sequence[Timing]) -> str:
     )
 
 
-def document(timings: Sequence[Timing]) -> dict[str, object]:
-    """What is written down: the machine, the versions, the times."""
-    import cutlass
-
+def document(timings: Sequence[Timing], arch: str, folder: Path) -> dict[str, object]:
+    """What is written down: the machine, the versions, the kernels of `folder`, the times."""
+    kernels = (path.stem for path in folder.glob("kernels/*.py") if path.stem != "__init__")
     return {
         "gpu": torch.cuda.get_device_name(),
-        "versions": {
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "cutlass_dsl": cutlass.__version__,
-        },
+        "arch": arch,
+        "kernels": made_of(folder, kernels),
+        "versions": versions(),
         "replays": REPLAYS,
         "layers": LAYERS,
         "timings": [asdict(t) for t in timings],
@@ -165,13 +163,15 @@ def main(argv: list[str]) -> int:
     from kpipe.runtime.host.launch import arch_of
 
     try:
-        timings = _measure(layer_class, arch_of(torch.device("cuda")), counts, options)
+        arch = arch_of(torch.device("cuda"))
+        timings = _measure(layer_class, arch, counts, options)
     except LayerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 4
     print(table(timings))
     if options.out:
-        options.out.write_text(json.dumps(document(timings), indent=1) + "\n")
+        written = document(timings, arch, Path(options.folder))
+        options.out.write_text(json.dumps(written, indent=1) + "\n")
     return 0
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from kpipe.runtime.formats import PagedCache
-from kpipe.runtime.layer import Layer, Scratch
+from kpipe.runtime.layer import Layer
+from kpipe.runtime.memory import Scratch
 from kpipe.runtime.metadata import DTYPES, Caches, Step, Weights
 
 SCALES = {"q_scale": 0.02, "k_scale": 0.02, "v_scale": 0.02}

@@ -1,8 +1,9 @@
 """What was found of generated kernels on a GPU, in the form that `kpipe check` reads.
 
-A document is for one GPU.  It names the bytes that ran: every kernel file, and the device building
-blocks that the file imports, directly or through one another, all by sha256.  Its records are one
-launch each: kernel, flags, rows, query rows a request, how it was launched, error and bound.
+A document is for one GPU.  It names the bytes that ran: every kernel file but for its first line,
+which names its spec, and the device building blocks that the file imports, directly or through one
+another, all by sha256.  Its records are one launch each: kernel, flags, rows, query rows a request,
+how it was launched, error and bound.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ PACKAGE = "kpipe.runtime.device"
 def file_digest(path: Path) -> str:
     """sha256 (hex) of a file's bytes."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def kernel_digest(path: Path) -> str:
+    """sha256 (hex) of a generated kernel without its first line, which names its spec."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    return hashlib.sha256(b"".join(lines[1:])).hexdigest()
 
 
 def device_files(kernel: Path) -> dict[str, str]:
@@ -80,6 +87,43 @@ def launch_record(
     }
 
 
+def made_of(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What kernels of a folder are made of: name -> its digest and those of its device blocks."""
+    paths = {name: folder / "kernels" / f"{name}.py" for name in sorted(set(names))}
+    return {
+        name: {"sha256": kernel_digest(path), "device": device_files(path)}
+        for name, path in paths.items()
+    }
+
+
+def known_launches(folder: Path, gpu: str) -> frozenset[str]:
+    """Launches that the folders beside this one have run as they stand here, as `launch_key`."""
+    found = set()
+    for path in sorted(folder.resolve().parent.glob(f"*/evidence/{file_name(gpu)}")):
+        if path.parent.parent == folder.resolve():
+            continue
+        document = json.loads(path.read_text())
+        for name, made in document.get("kernels", {}).items():
+            kernel = folder / "kernels" / f"{name}.py"
+            if not kernel.is_file() or kernel_digest(kernel) != made["sha256"]:
+                continue
+            if device_files(kernel) == made["device"]:
+                mine = [entry for entry in document["records"] if entry["kernel"] == name]
+                found |= {launch_key(**_identity(entry)) for entry in mine if entry["ok"]}
+    return frozenset(found)
+
+
+def _identity(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: entry[key] for key in ("kernel", "flags", "arch", "rows", "q", "how")}
+
+
+def launch_key(
+    kernel: str, flags: Mapping[str, Any], arch: str, rows: int, q: int, how: str
+) -> str:
+    """One word for a launch of a record."""
+    return json.dumps([kernel, sorted(flags.items()), arch, rows, q, how])
+
+
 def document(
     folder: Path,
     gpu: str,
@@ -88,14 +132,10 @@ def document(
 ) -> dict[str, Any]:
     """The evidence of a generated folder: records of launches, and of whole layers."""
     records = list(records)
-    kernels = {}
-    for name in sorted({entry["kernel"] for entry in records}):
-        path = folder / "kernels" / f"{name}.py"
-        kernels[name] = {"sha256": file_digest(path), "device": device_files(path)}
     return {
         "gpu": gpu,
         "versions": versions(),
-        "kernels": kernels,
+        "kernels": made_of(folder, (entry["kernel"] for entry in records)),
         "layers": list(layers),
         "records": records,
     }
@@ -105,8 +145,7 @@ def text_of(evidence: Mapping[str, Any]) -> str:
     """A document as JSON with one record per line, so that a re-run reads well in a diff."""
     parts = [f' "{key}": {json.dumps(evidence[key])}' for key in ("gpu", "versions")]
     kernels = ",\n".join(
-        f"  {json.dumps(name)}: {json.dumps(made_of)}"
-        for name, made_of in evidence["kernels"].items()
+        f"  {json.dumps(name)}: {json.dumps(made)}" for name, made in evidence["kernels"].items()
     )
     parts.append(f' "kernels": {{\n{kernels}\n }}')
     for key in ("layers", "records"):

@@ -6,7 +6,8 @@ eagerly and from a CUDA graph that is replayed on other operands than it was cap
 fresh random operands with poisoned outputs, and judged by the oracle of its case.
 
 For compute-sanitizer, which wants single launches: `python -m kpipe.runtime.launch_check FOLDER
---kernels NAME,... --rows N` runs each kernel once, eagerly.  Exit code 1 on any failure.
+--kernels NAME,... --rows N` runs each kernel once, eagerly, at its smallest declared number of rows
+from N on.  Exit code 1 on any failure.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kpipe.runtime.evidence import launch_record
+from kpipe.runtime.evidence import launch_key, launch_record
 from kpipe.runtime.generated_folder import load_layer
 from kpipe.runtime.host.compile import compile_kernel, flags_of
 from kpipe.runtime.host.launch import CudaOp, arch_of, operands_of
@@ -35,11 +36,15 @@ Operands = Mapping[str, Tensor | None]
 class LaunchCheck:
     """The launches of a layer on one architecture, and what was found of them.
 
-    `without_case` names kernels that the layer launches and nobody can judge.
+    `known` are launches, as `launch_key` of evidence.py, that need not run again; `skipped` counts
+    them.  `without_case` names kernels that the layer launches and nobody can judge.
     """
 
-    def __init__(self, layer_class: type[Layer], arch: str) -> None:
+    def __init__(
+        self, layer_class: type[Layer], arch: str, known: frozenset[str] = frozenset()
+    ) -> None:
         self.layer_class, self.arch = layer_class, arch
+        self.known, self.skipped = known, 0
         self.records: list[dict[str, Any]] = []
         self.failures: list[str] = []
         self.without_case: set[str] = set()
@@ -51,16 +56,21 @@ class LaunchCheck:
             if name != last:
                 said(f"launches of {name}")
             last = name
-            self._eager(name, case, ready, kernel, rows, q)
-            self._captured(name, case, ready, kernel, rows, q)
+            for how, run in (("eager", self._eager), ("captured", self._captured)):
+                flags = dict(flags_of(kernel))
+                if launch_key(name, flags, self.arch, rows, q, how) in self.known:
+                    self.skipped += 1
+                else:
+                    run(name, case, ready, kernel, rows, q)
 
     def run_once(self, only: set[str], rows: int) -> None:
-        """One eager launch of each kernel (of each in `only`) at that many rows."""
+        """One eager launch of each kernel (or each in `only`): its fewest rows from `rows` on."""
         done = set()
-        for name, case, ready, kernel, size, q in self._launches():
-            if size == rows and name not in done and (not only or name in only):
+        for launch in sorted(self._launches(), key=lambda launch: launch[4]):
+            name, size = launch[0], launch[4]
+            if size >= rows and name not in done and (not only or name in only):
                 done.add(name)
-                self._eager(name, case, ready, kernel, size, q)
+                self._eager(*launch)
 
     def _launches(self) -> Iterator[tuple[str, Any, CudaOp, Any, int, int]]:
         done: set[tuple[Any, ...]] = set()
@@ -196,7 +206,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kernels", default="", metavar="NAME,...")
-    parser.add_argument("--rows", type=int, default=8, metavar="N", help="a declared size")
+    parser.add_argument("--rows", type=int, default=8, metavar="N", help="at least so many")
     options = parser.parse_args(argv)
     torch.manual_seed(torch.seed() % 2**31)
     check = LaunchCheck(load_layer(options.folder), arch_of(torch.device("cuda")))

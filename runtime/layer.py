@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -16,16 +16,14 @@ import torch
 from torch import Tensor
 
 from kpipe.runtime.comm.choice import comm_for
-from kpipe.runtime.comm.mailbox import MailboxSpec
-from kpipe.runtime.formats import CacheFormat, PagedCache, cache_format
+from kpipe.runtime.formats import PagedCache
+from kpipe.runtime.library.catalogue import LibraryOp, UnusedOp, refusals
+from kpipe.runtime.library.site import site_of
+from kpipe.runtime.memory import Memory, Scratch
 from kpipe.runtime.metadata import (
-    DTYPES,
-    BufferSpec,
     Caches,
-    CacheSpec,
     LayerError,
     Step,
-    TensorSpec,
     Weights,
     check_tensors,
     given,
@@ -36,66 +34,6 @@ from kpipe.runtime.rows import check_rows
 from kpipe.runtime.scales import check_latent_scales, check_scale
 from kpipe.runtime.sharding import Shard
 from kpipe.runtime.storage import Block, block_of, overlaps
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Everything that a layer reads and writes, as its pipeline declares it."""
-
-    weights: Mapping[str, TensorSpec]
-    step: Mapping[str, TensorSpec]
-    caches: Mapping[str, CacheSpec]
-    buffers: Mapping[str, BufferSpec]
-    mailboxes: Mapping[str, MailboxSpec] = field(default_factory=dict)
-    geometry: Mapping[str, float] = field(default_factory=dict)  # model dimensions, epsilons
-    model: str = ""  # name of the model, for buffers that its pipelines share
-
-    def cache_format(self, cache: str) -> CacheFormat:
-        """The row layout of a cache, in the dimensions of this model."""
-        names = ("kv_lora", "pe", "index_dim")
-        dims = {name: int(self.geometry.get(name, 0)) for name in names}
-        return cache_format(self.caches[cache].format, **dims)
-
-
-class Scratch:
-    """Buffers that layers share on one device; layers of all kinds and models take one.
-
-    Who gets the same buffer under one name is decided by its scope: `layer`, nobody else; `kind`,
-    layers of one pipeline; `model`, pipelines of one model; `device`, all.
-    """
-
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
-        self.buffers: dict[tuple[str | int, ...], Tensor] = {}
-
-    def buffer(
-        self,
-        name: str,
-        spec: BufferSpec,
-        rows_cap: int,
-        layer: int = 0,
-        *,
-        kind: str = "",
-        model: str = "",
-    ) -> Tensor:
-        """The buffer of that name for a layer of pipeline `kind`, allocated on first use.
-
-        Raises LayerError where another layer that shares it has declared it differently.
-        """
-        shape = tuple(rows_cap if axis == "rows" else axis for axis in spec.shape)
-        owner = {"layer": (kind, layer), "kind": (kind,), "model": (model,), "device": ()}
-        key = (spec.scope, name, *owner[spec.scope])
-        known = self.buffers.get(key)
-        if known is None:
-            make = torch.zeros if spec.zeroed else torch.empty
-            known = make(shape, dtype=DTYPES[spec.dtype], device=self.device)
-            self.buffers[key] = known
-        if tuple(known.shape) != shape or known.dtype != DTYPES[spec.dtype]:
-            raise LayerError(
-                f"buffer {name}: shared as {tuple(known.shape)} {known.dtype}, this layer declares "
-                f"{shape} {spec.dtype}"
-            )
-        return known
 
 
 class StopRun(Exception):
@@ -151,11 +89,12 @@ class Layer:
         if self.CONTEXT_PARALLEL:
             self.shard = Shard(self.comm.rank, self.RANKS, self.INTERLEAVE)
         self._bind_caches(caches)
-        self._bind_memory(scratch or Scratch(device), layer)
+        scratch = scratch or Scratch(device)
+        self._bind_memory(scratch, layer)
         self._check_storage()
         self._stop_after = ""
         if backend == "cuda":
-            self._prepare_cuda(device)
+            self._prepare_cuda(device, scratch)
             return
         for stream in ("main", *self.STREAMS):
             setattr(self, stream, HostStream(stream))
@@ -224,14 +163,10 @@ class Layer:
                 f"{self.NAME}: these ops have no CUDA kernel yet: {', '.join(missing)}; use "
                 'backend="reference"'
             )
-        foreign = [op.name for op in used if not op.kernel and op.source != "torch"]
-        if foreign:
-            raise LayerError(
-                f"{self.NAME}: the library ops {', '.join(foreign)} are not launched by this "
-                "version; choose another op in `variants`"
-            )
+        if found := refusals(used):
+            raise LayerError(f"{self.NAME}: {'; '.join(found)}")
 
-    def _prepare_cuda(self, device: torch.device) -> None:
+    def _prepare_cuda(self, device: torch.device, scratch: Scratch) -> None:
         _refuse_host(self.NAME, device)
         from kpipe.runtime.host import launch  # needs the compiler
 
@@ -250,9 +185,12 @@ class Layer:
                 for call in calls:
                     if call.op == op.name:
                         ready.compile(call)
+            elif any(call.op == op.name for call in calls):
+                ready = LibraryOp(op, bound, site_of(self, scratch), calls, self._enter)
             else:
-                ready = launch.LibraryOp(op, bound, self._enter)
+                ready = UnusedOp(op)
             setattr(self, op.name, ready)
+        self.main.synchronize()  # steps may run on another stream than what was made ready here
 
     def _checked_weights(self, weights: Weights) -> dict[str, Tensor]:
         tensors = given(weights)

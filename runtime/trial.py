@@ -17,7 +17,8 @@ from torch import Tensor
 from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
 from kpipe.runtime.generated_folder import geometry_of, stages
-from kpipe.runtime.layer import Layer, Scratch
+from kpipe.runtime.layer import Layer
+from kpipe.runtime.memory import Scratch
 from kpipe.runtime.metadata import Caches, Step, Weights, given
 from kpipe.runtime.oracle.caches import (
     ContextShard,

@@ -231,6 +231,12 @@ def _parser() -> argparse.ArgumentParser:
         help="auto: a GPU if fit",
     )
     parser.add_argument("--suite", action="store_true", help="all cases; the default on a GPU")
+    parser.add_argument(
+        "--launches", action="store_true", help="on a GPU: every launch, without whole layers"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="also launches with a record in a folder beside"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="evidence [default: in FOLDER]")
     parser.add_argument(
         "--virtual-ranks", type=int, metavar="N", help="context-parallel: all; else how many"
@@ -303,19 +309,29 @@ def _wants_suite(layer_class: type[Layer], options: argparse.Namespace, case: Ca
     named = [name for name in ONE_CASE if getattr(options, name) not in (None, "", False)]
     if layer_class.CONTEXT_PARALLEL and "virtual_ranks" in named:
         named.remove("virtual_ranks")  # all of them run in any case
-    if options.suite and named:
+    whole = "suite" if options.suite else "launches" if options.launches else ""
+    if whole and named:
         word = named[0].replace("_", "-")
-        raise UsageError(f"--suite runs its own cases; leave out --{word}")
-    return options.suite or (case.backend == "cuda" and not named)
+        raise UsageError(f"--{whole} runs its own cases; leave out --{word}")
+    return bool(whole) or (case.backend == "cuda" and not named)
 
 
 def _run_suite(layer_class: type[Layer], case: Case, options: argparse.Namespace) -> int:
     """Everything that has to hold; on a GPU the evidence is written where all of it does."""
-    if case.backend == "cuda" and (reason := _cannot_run(layer_class, case)):
+    if options.launches and case.backend != "cuda":
+        raise UsageError("--launches needs a GPU that the layer is generated for")
+    cuda = case.backend == "cuda" and not options.launches
+    if cuda and (reason := _cannot_run(layer_class, case)):
         print(f"error: {reason}", file=sys.stderr)
         return ENVIRONMENT
     report = verify_all(
-        layer_class, case.arch, case.backend, lambda line: print(f"{line} ...", file=sys.stderr)
+        layer_class,
+        Path(options.folder),
+        case.arch,
+        case.backend,
+        lambda line: print(f"{line} ...", file=sys.stderr),
+        again=options.again,
+        layers=not options.launches,
     )
     print(suite_as_json(report) if options.format == "json" else suite_as_text(report))
     if case.backend == "cuda":

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kpipe.runtime.compare import StageError, compare_trial
-from kpipe.runtime.evidence import document, file_name, text_of
+from kpipe.runtime.evidence import document, file_name, known_launches, text_of
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.trial import run_case
 from kpipe.runtime.verify_suite import (
@@ -59,6 +59,7 @@ class FullReport:
     records: list[dict[str, Any]] = field(default_factory=list)
     launch_failures: list[str] = field(default_factory=list)
     without_case: tuple[str, ...] = ()
+    skipped: int = 0  # launches with a record in a folder beside this one
     cases: list[CaseReport] = field(default_factory=list)
     agreements: tuple[Agreement, ...] = ()
 
@@ -66,21 +67,40 @@ class FullReport:
     def ok(self) -> bool:
         """True where all of it is right."""
         parts = (not self.launch_failures, all(case.ok for case in self.cases))
-        return all(parts) and all(one.ok for one in self.agreements) and bool(self.cases)
+        something = bool(self.cases or self.records or self.skipped)
+        return all(parts) and all(one.ok for one in self.agreements) and something
 
 
-def verify_all(layer_class: type[Layer], arch: str, backend: str, said: Said) -> FullReport:
-    """Launches (on a GPU), cases and modes of a layer; `said` is told what comes next."""
+def verify_all(
+    layer_class: type[Layer],
+    folder: Path,
+    arch: str,
+    backend: str,
+    said: Said,
+    *,
+    again: bool,
+    layers: bool = True,
+) -> FullReport:
+    """Launches (on a GPU), cases and modes of a layer; `said` is told what comes next.
+
+    A launch of a kernel that stands with the same bytes in a folder beside this one, and has a
+    record there, is not run again, unless `again` says so.  Without `layers` launches alone are
+    run, those of a layer that lacks kernels too.
+    """
     report = FullReport(layer_class, arch, backend)
     if backend == "cuda":
         from kpipe.runtime.launch_check import LaunchCheck  # needs the compiler
 
         report.gpu = torch.cuda.get_device_name()
         torch.manual_seed(torch.seed() % 2**31)
-        check = LaunchCheck(layer_class, arch)
+        known = frozenset() if again else known_launches(folder, report.gpu)
+        check = LaunchCheck(layer_class, arch, known)
         check.run(said)
+        report.skipped = check.skipped
         report.records, report.launch_failures = check.records, check.failures
         report.without_case = tuple(sorted(check.without_case))
+    if not layers:
+        return report
     for named in suite(layer_class, arch, backend):
         said(f"layers: {named.name}")
         report.cases.append(_run(layer_class, named))
@@ -142,11 +162,13 @@ def as_text(report: FullReport) -> str:
         lines += [f"  {line}" for line in summary(report.records)]
         lines += [f"  WRONG: {text}" for text in report.launch_failures[:20]]
         lines += [f"  not judged, no case: {name}" for name in report.without_case]
-    lines += ["", "layers against the oracle"]
+    if report.skipped:
+        lines += ["", f"{report.skipped} launches have a record in a folder beside this one"]
+    lines += ["", "layers against the oracle"] if report.cases else []
     cells = [("case", "rows", "q", "layers", "out error", "nearest to its bound", "ok")]
     cells += [_cells(case) for case in report.cases]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
+    for row in cells if report.cases else []:
         padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         lines.append(("  " + "  ".join(padded)).rstrip())
     for case in report.cases:
@@ -192,6 +214,7 @@ def verdict(report: FullReport) -> str:
     launches = f"{len(report.records)} launches, " if report.records else ""
     compared = sum(case.compared for case in report.cases)
     counts = f"{launches}{len(report.cases)} cases with {compared} comparisons"
+    counts += f", {report.skipped} launches known" if report.skipped else ""
     counts += f", {len(report.agreements)} pairs of modes" if report.agreements else ""
     if report.ok:
         return f"ok: {counts}, all within their bounds"

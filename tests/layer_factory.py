@@ -13,8 +13,8 @@ from kpipe.runtime.layer import Layer
 REPOSITORY = Path(__file__).resolve().parents[1]
 PIPELINES = REPOSITORY / "pipelines"
 
-# What a spec that keeps its latents in fp8_ds_mla says otherwise: a BF16 query, and only cores
-# that read such rows.
+# What dsa_dcp with its latents in fp8_ds_mla says otherwise: only cores that read such rows, and a
+# BF16 query.
 _DS_MLA = """\
 caches:
   latent_kv: {format: fp8_ds_mla, page: 64}
@@ -22,10 +22,6 @@ stages:
   sparse_core:
     ops: [core]
     variants: {core: {"1-64": sparse_decode}}
-"""
-_DS_MLA_QUERY = """\
-buffers:
-  query: {shape: [rows, heads, latent], dtype: bf16}
 """
 _DS_MLA_MAIL = """\
 mailboxes:
@@ -70,10 +66,10 @@ class LayerFactory:
         return self._layers[name]
 
     def tp(self, tp: int = 4, *, mode: str = "", ds_mla: bool = False) -> type[Layer]:
-        """dsa_tp in small, whole contexts; with `mode` every step runs in that one."""
+        """dsa_tp or dsa_tp_ds in small; with `mode` every step runs in that one."""
         name = "_".join(["tp", str(tp), *(["ds"] if ds_mla else []), *([mode] if mode else [])])
-        text = f"parallel: {{tp: {tp}}}\n" + (_DS_MLA + _DS_MLA_QUERY if ds_mla else "")
-        return self.layer(name, _spec("dsa_tp", name, text, mode))
+        text = f"parallel: {{tp: {tp}}}\n"
+        return self.layer(name, _spec("dsa_tp_ds" if ds_mla else "dsa_tp", name, text, mode))
 
     def dcp(
         self, ranks: int = 2, interleave: int = 1, *, mode: str = "", ds_mla: bool = False
@@ -87,7 +83,9 @@ class LayerFactory:
 
 
 def _spec(base: str, name: str, text: str, mode: str) -> str:
-    table = _always(mode) if base == "dsa_tp" else _always(mode).replace("fork_split", mode)
+    table = (
+        _always(mode) if base.startswith("dsa_tp") else _always(mode).replace("fork_split", mode)
+    )
     return f"extends: {base}.yaml\nname: {name}\ngeometry: small\n{text}{table}"
 
 

@@ -14,7 +14,7 @@ from kpipe.codegen.proof.proved import ProvedPlan
 from kpipe.codegen.render.api import render_pipeline
 
 SHIPPED = Path(plan_api.__file__).resolve().parents[2] / "pipelines"
-PIPELINES = ("dsa_tp", "dsa_dcp", "dsa_dcp_d2")
+PIPELINES = ("dsa_tp", "dsa_dcp", "dsa_dcp_d2", "dsa_tp_ds", "dsa_tp_flashmla")
 GEOMETRIES = ("kimi_k31", "small")
 
 Edit = tuple[str, str, str]  # file below pipelines/, text that occurs once, its replacement

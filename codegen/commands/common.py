@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from kpipe.codegen.config import display, load_config
 from kpipe.codegen.diagnostics import (
     Diagnostic,
+    count_line,
     render_concise,
     render_github,
     render_json,
@@ -21,7 +25,10 @@ from kpipe.codegen.diagnostics import (
 
 # Findings that mean "this could not be read", told apart from "this is wrong".
 UNREADABLE = frozenset(
-    ["KP100", "KP105", "KP106", "KP107", "KP801", "KP802", "KP804", "KP808", "KP809"]
+    [
+        *("KP100", "KP105", "KP106", "KP107", "KP801", "KP802", "KP804", "KP808", "KP809"),
+        "KP820",
+    ]
 )
 PROGRESS_AFTER = 2.0  # seconds
 WIDTH = 110  # of what is printed for people
@@ -59,8 +66,6 @@ def use_color(choice: str, *, err: bool = False) -> bool:
     """Whether to colour: as asked, else for a terminal without NO_COLOR."""
     if choice != "auto":
         return choice == "always"
-    import os
-
     return not os.environ.get("NO_COLOR") and (sys.stderr if err else sys.stdout).isatty()
 
 
@@ -99,17 +104,37 @@ def _shaded(text: str) -> str:
 
 
 def _capped_github(ordered: list[Diagnostic]) -> str:
-    """GitHub shows ten annotations of a level; the rest is counted in a notice."""
-    kept, hidden = [], 0
-    counts = {"error": 0, "warning": 0, "note": 0}
-    for diagnostic in ordered:
-        counts[diagnostic.severity] += 1
-        if counts[diagnostic.severity] > GITHUB_CAP:
-            hidden += 1
-        else:
-            kept.append(diagnostic)
-    more = f"::notice title=kpipe::{hidden} more findings are in the log of kpipe check\n"
-    return render_github(kept) + (more if hidden else "")
+    """GitHub shows ten annotations of a level and step: the rest are lines of the log.
+
+    Where some are left out the last line is a notice that counts them.
+    """
+    levels = ("error", "warning", "note")
+    listed = {level: [d for d in ordered if d.severity == level] for level in levels}
+    hidden = [d for found in listed.values() for d in found[GITHUB_CAP:]]
+    if hidden:  # the notice about them takes the place of one
+        hidden += listed["note"][GITHUB_CAP - 1 : GITHUB_CAP]
+        listed["note"] = listed["note"][: GITHUB_CAP - 1]
+    kept = [_in_workspace(d) for found in listed.values() for d in found[:GITHUB_CAP]]
+    shown = render_github(sorted(kept))
+    if not hidden:
+        return shown
+    log = "".join(
+        f"not annotated: {line}\n" for line in render_concise(sorted(hidden)).splitlines()
+    )
+    more = f"{count_line(hidden)} more: GitHub shows {GITHUB_CAP} of a level, the log lists them"
+    return f"{shown}{log}::notice title=kpipe::{more}\n"
+
+
+def _in_workspace(diagnostic: Diagnostic) -> Diagnostic:
+    """The finding with its path as GitHub wants it: relative to the checkout."""
+    root, span = os.environ.get("GITHUB_WORKSPACE"), diagnostic.span
+    if not root or span is None:
+        return diagnostic
+    path = Path(span.path).resolve()
+    if not path.is_relative_to(Path(root).resolve()):
+        return diagnostic
+    relative = path.relative_to(Path(root).resolve()).as_posix()
+    return replace(diagnostic, span=replace(span, path=relative))
 
 
 def wrapped(text: str, indent: str = "  ") -> list[str]:
@@ -137,22 +162,29 @@ def aligned(rows: Iterable[tuple[str, ...]], indent: str = "") -> list[str]:
 
 
 class Progress:
-    """A counter on a terminal's stderr, for runs that take longer than two seconds."""
+    """A bar on a terminal's stderr, for runs that take longer than two seconds."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int = 0) -> None:
         self.total = total
         self.started = time.monotonic()
-        self.shown = False
+        self.bar: Any = None
 
-    def step(self, number: int, name: str) -> None:
-        """Say which item is being worked on."""
-        if sys.stderr.isatty() and time.monotonic() - self.started > PROGRESS_AFTER:
-            sys.stderr.write(f"\r\x1b[K{number}/{self.total}  {name}")
-            sys.stderr.flush()
-            self.shown = True
+    def step(self, number: int, name: str, total: int = 0) -> None:
+        """Say which item is being worked on, of how many."""
+        if self.bar is None:
+            if not sys.stderr.isatty() or time.monotonic() - self.started <= PROGRESS_AFTER:
+                return
+            from rich.console import Console  # lazily: most runs are over before
+            from rich.progress import Progress as Bar
+
+            self.bar = Bar(console=Console(stderr=True), transient=True)
+            self.bar.add_task("")
+            self.bar.start()
+        task = self.bar.task_ids[0]
+        of = total or self.total
+        self.bar.update(task, completed=number, total=of, description=f"{number}/{of}  {name}")
 
     def close(self) -> None:
-        """Wipe the line."""
-        if self.shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        """Wipe the bar."""
+        if self.bar is not None:
+            self.bar.stop()

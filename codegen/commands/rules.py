@@ -45,6 +45,24 @@ def run_rules(form: str) -> int:
         }
         click.echo(json.dumps(payload, indent=2))
         return 0
+    if form == "markdown":
+        click.echo(rules_page(), nl=False)
+        return 0
     for line in aligned((rule.code, rule.name) for rule in rules):
         click.echo(line)
     return 0
+
+
+def rules_page() -> str:
+    """Every rule as a Markdown page."""
+    parts = [
+        "# Rules\n\nEvery finding of kpipe names its rule. Written by "
+        "`kpipe rules --format markdown`; `kpipe explain CODE` prints one of them.\n"
+    ]
+    for code in sorted(RULES):
+        rule = RULES[code]
+        example = f"```text\n{rule.bad.expandtabs(4)}\n```"
+        parts.append(
+            f"## {rule.code} {rule.name}\n\n{rule.why}\n\n{example}\n\nRepair: {rule.repair}\n"
+        )
+    return "\n".join(parts)

@@ -10,8 +10,18 @@ from kpipe.codegen.config import display
 from kpipe.codegen.spec.schema import FILES, schema_text
 
 
-def run(out: str | None) -> int:
-    """Print both schemas as one JSON object by file name, or write them into a folder."""
+def run(out: str | None, form: str) -> int:
+    """Print both schemas as one JSON object by file name, or write them into a folder.
+
+    `form` markdown prints the reference page instead.  Raises UsageError for markdown with `out`.
+    """
+    if form == "markdown":
+        from kpipe.codegen.spec.reference import reference_text
+
+        if out is not None:
+            raise click.UsageError("--out takes the JSON schemas; redirect the Markdown instead")
+        click.echo(reference_text(), nl=False)
+        return 0
     if out is None:
         import json
 

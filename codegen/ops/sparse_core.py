@@ -145,6 +145,34 @@ SPARSE_DECODE = Contract(
     ),
 )
 
+SPARSE_DECODE_WIDE = Contract(
+    name="sparse_decode_wide",
+    doc="As sparse_decode for 64 heads and more: tiles of 64 heads, whose products are those of "
+    "whole warpgroups (wgmma), so that a row is gathered and converted once for 64 heads.",
+    operands=_core_operands("2", "zero, -inf"),
+    kernel="sparse_decode_wide",
+    flags=_DCP,
+    constants=_CONSTANTS,
+    reference="sparse_core:sparse_decode",
+    limits=Limits(
+        archs=("sm_90a",),
+        cache_formats=("fp8_tensor", "fp8_ds_mla"),
+        heads=((64, 128),),
+        divides=(("kv_lora", 512), ("latent - kv_lora", 64)),
+    ),
+    lse_base="2",
+    empty_row="zero, -inf",
+    tile=("splits",),
+    tactics=tactics(
+        (3, {"splits": 16}),
+        (7, {"splits": 8}),
+        (10, {"splits": 6}),
+        (16, {"splits": 3}),
+        (32, {"splits": 2}),
+        (64, {"splits": 1}),
+    ),
+)
+
 SPARSE_PUSH = Contract(
     name="sparse_push",
     doc="As sparse_decode under context parallelism; pushes each head's row and LSE straight into "
@@ -221,6 +249,8 @@ FLASHMLA_SPARSE = Contract(
         head_pad=(64, 128),
         pages=(64,),
     ),
+    # The heads behind the layer's own are zero: nothing but the clearing ever writes them.
+    scratch=(Scratch("padded_query", "rows * core_heads * latent * 2", zero_once=True),),
     lse_base="e",
     empty_row="undefined",
 )
@@ -241,6 +271,7 @@ TOKENSPEED_SPARSE = Contract(
 
 CONTRACTS = (
     SPARSE_DECODE,
+    SPARSE_DECODE_WIDE,
     SPARSE_PUSH,
     TRTLLM_GEN,
     PRIMS_TS,

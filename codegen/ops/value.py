@@ -69,6 +69,8 @@ MLA_GATE = Contract(
     ),
     constants=("sigmoid",),
     reference="value:mla_gate",
+    kernel="mla_gate",
+    release=Release.AFTER_LOADS,
     limits=Limits(dcp=False),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kpipe.codegen.diagnostics import SpecError
@@ -32,13 +33,68 @@ def build_plan(resolved: Resolved, report: Report, only: str = "") -> PipelinePl
                 cell = table.at(arch, q, rows)
                 mode = _mode_at(resolved, cell, only, fallbacks, report) if cell else None
                 if mode is not None and cell is not None:
-                    key = (arch, q, mode.name, *choices(resolved, arch, q, rows, mode))
-                    if key not in known:
-                        known[key] = plan_step(resolved, arch, q, rows, mode, cell, report)
-                    plans.append(replace(known[key], rows=rows, asked_mode=asked_mode(cell)))
+                    plans.append(_step(resolved, (arch, q, rows), mode, cell, known, report))
     check_used(resolved, plans, report)
     report.stop_on_errors()
     return assemble(resolved, tuple(plans), tuple(fallbacks), report)
+
+
+def build_mode(resolved: Resolved, mode: str) -> PipelinePlan | None:
+    """The plan in which every step that can take `mode` takes it; the others are left out.
+
+    A mode that no step selects need not be complete for all rows: an op that a variant chooses
+    there may lack what it reads.  None where no step can take it.
+    """
+    table = _mode_table(resolved, Report(resolved.source))
+    plans: list[StepPlan] = []
+    if not illegal(resolved, mode):
+        for arch, q, rows in (
+            (arch, q, rows)
+            for arch in resolved.targets
+            for q, counts in resolved.rows.items()
+            for rows in counts
+        ):
+            report, cell = Report(resolved.source), table.at(arch, q, rows)
+            if cell is not None:
+                plan = plan_step(resolved, arch, q, rows, resolved.modes[mode], cell, report)
+                plans += [] if report.found else [replace(plan, rows=rows)]
+    return assemble(resolved, tuple(plans), (), Report(resolved.source)) if plans else None
+
+
+def plan_mode(
+    resolved: Resolved, mode: Mode, places: Sequence[tuple[str, int, int]], report: Report
+) -> PipelinePlan:
+    """The plan of one mode, which need not be in the spec, for steps given as arch, q, rows.
+
+    The table says nothing but that these steps are declared.  Raises SpecError with every error
+    found.
+    """
+    resolved = replace(resolved, modes={**resolved.modes, mode.name: mode})
+    table = _mode_table(resolved, report)
+    known: dict[tuple[object, ...], StepPlan] = {}
+    plans = []
+    for place in places:
+        cell = table.at(*place)
+        if cell is not None:
+            plans.append(_step(resolved, place, mode, cell, known, report))
+    report.stop_on_errors()
+    return assemble(resolved, tuple(plans), (), report)
+
+
+def _step(
+    resolved: Resolved,
+    place: tuple[str, int, int],
+    mode: Mode,
+    cell: Cell,
+    known: dict[tuple[object, ...], StepPlan],
+    report: Report,
+) -> StepPlan:
+    """The plan of one step, planned once for all steps of equal choices."""
+    arch, q, rows = place
+    key = (arch, q, mode.name, *choices(resolved, arch, q, rows, mode))
+    if key not in known:
+        known[key] = plan_step(resolved, arch, q, rows, mode, cell, report)
+    return replace(known[key], rows=rows, asked_mode=asked_mode(cell))
 
 
 def _mode_at(
@@ -49,7 +105,7 @@ def _mode_at(
     report: Report,
 ) -> Mode | None:
     if only:
-        return None if _illegal(resolved, only) else resolved.modes[only]
+        return None if illegal(resolved, only) else resolved.modes[only]
     return _legal_mode(resolved, cell, fallbacks, report)
 
 
@@ -90,7 +146,7 @@ def _legal_mode(
     name = cell.value.raw if isinstance(cell.value, Scalar) else ""
     tried: list[str] = []
     while True:
-        reason = _illegal(resolved, name)
+        reason = illegal(resolved, name)
         if not reason:
             return resolved.modes[name]
         tried.append(name)
@@ -107,8 +163,8 @@ def _legal_mode(
         name = replacement
 
 
-def _illegal(resolved: Resolved, name: str) -> str:
-    """Why the mode may not stand in this spec; empty where it may."""
+def illegal(resolved: Resolved, name: str) -> str:
+    """Why the declared mode `name` may not stand in this spec; empty where it may."""
     facts = {
         "dcp": resolved.context_parallel,
         "fused_indexer": resolved.spec.features.fused_indexer,

@@ -17,12 +17,13 @@ are those of `CONTEXT` tokens a request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+from types import MappingProxyType
 
-from kpipe.codegen.ops.contract import Access, Kind, Operand
+from kpipe.codegen.ops.contract import Access, Kind
 from kpipe.codegen.plan.memory import DTYPE_BYTES
 from kpipe.codegen.plan.model import Binding, Fork, Launch, PipelinePlan, StepPlan
 from kpipe.codegen.spec.expressions import evaluate, parse
@@ -38,13 +39,16 @@ _PAGE = 64
 @dataclass(frozen=True)
 class Timed:
     """One launch: start and duration in us from the start of the layer, bytes moved to and from
-    memory."""
+    memory; `behind` are the positions of the launches that it starts behind, each with the gap in
+    us; `measured` is True where the duration was given and not predicted."""
 
     name: str
     stream: str
     start: float
     duration: float
     bytes: int
+    behind: tuple[tuple[int, float], ...] = ()
+    measured: bool = False
 
     @property
     def end(self) -> float:
@@ -54,23 +58,48 @@ class Timed:
 
 @dataclass
 class _Running:
-    """A launch in the simulation; `behind` holds earlier launches and the gap behind each."""
+    """A launch in the simulation; `behind` holds earlier launches and the gap behind each.
+
+    `shortest` is the time that it takes whatever its bytes need.
+    """
 
     launch: Launch
     bytes: int
+    shortest: float = FLOOR
+    measured: bool = False
     behind: dict[int, float] = field(default_factory=dict)
     start: float = -1.0
     end: float = -1.0
     left: float = 0.0
 
 
-def timeline(pipeline: PipelinePlan, step: StepPlan) -> tuple[Timed, ...]:
-    """Every launch of one layer of the step, in host order; overlap as the plan has it."""
-    found = [_Running(launch, moved(pipeline, step, launch)) for launch in step.launches]
+def timeline(
+    pipeline: PipelinePlan, step: StepPlan, measured: Mapping[str, float] = MappingProxyType({})
+) -> tuple[Timed, ...]:
+    """Every launch of one layer of the step, in host order; overlap as the plan has it.
+
+    `measured` gives durations in us by launch name.  Such a launch was timed in a chain, with the
+    gap ahead of it: it takes that time, shares no bandwidth and has no gap of its own.
+    """
+    names, dtypes = _sizes(pipeline, step), _dtypes(pipeline)
+    found = []
+    for launch in step.launches:
+        run = _Running(launch, _moved(pipeline, launch, names, dtypes))
+        if launch.name in measured:
+            run.shortest, run.measured = measured[launch.name], True
+        found.append(run)
     _connect(step, found)
     _simulate(found)
     return tuple(
-        Timed(run.launch.name, run.launch.stream, run.start, run.end - run.start, run.bytes)
+        Timed(
+            run.launch.name,
+            run.launch.stream,
+            run.start,
+            run.end - run.start,
+            run.bytes,
+            tuple(run.behind.items()),
+            run.measured,
+        )
         for run in found
     )
 
@@ -80,9 +109,38 @@ def layer_time(pipeline: PipelinePlan, step: StepPlan) -> float:
     return max((timed.end for timed in timeline(pipeline, step)), default=0.0)
 
 
+def critical(timed: Sequence[Timed]) -> tuple[int, ...]:
+    """Positions of the launches that decide when the last one ends, in order.
+
+    It goes back from the last to end, each time to what the launch waited for longest.
+    """
+    at = max(range(len(timed)), key=lambda position: (timed[position].end, -position), default=None)
+    chain: list[int] = []
+    while at is not None:
+        chain.append(at)
+        behind = dict(timed[at].behind)
+        at = max(
+            behind,
+            key=lambda position: (timed[position].end + behind[position], -position),
+            default=None,
+        )
+    return tuple(reversed(chain))
+
+
+def critical_path(pipeline: PipelinePlan, step: StepPlan) -> tuple[str, ...]:
+    """Launches that decide the predicted time of one layer, in order."""
+    timed = timeline(pipeline, step)
+    return tuple(timed[position].name for position in critical(timed))
+
+
 def moved(pipeline: PipelinePlan, step: StepPlan, launch: Launch) -> int:
     """Bytes that a launch moves: every operand once, what it polls and re-arms twice."""
-    names = _sizes(pipeline, step)
+    return _moved(pipeline, launch, _sizes(pipeline, step), _dtypes(pipeline))
+
+
+def _moved(
+    pipeline: PipelinePlan, launch: Launch, names: Mapping[str, int], dtypes: Mapping[str, str]
+) -> int:
     total = 0
     for binding in launch.bindings:
         operand = launch.contract.operand(binding.operand)
@@ -92,7 +150,7 @@ def moved(pipeline: PipelinePlan, step: StepPlan, launch: Launch) -> int:
             size = _cache_bytes(pipeline, launch, binding, names)
         else:
             axes = (evaluate(_parsed(text), names) for text in operand.shape)
-            size = prod(axes) * DTYPE_BYTES[_dtype(pipeline, binding, operand)]
+            size = prod(axes) * DTYPE_BYTES[dtypes.get(binding.target, operand.dtype)]
         both = binding.access in (Access.UPDATE, Access.CONSUME, Access.EXCHANGE)
         total += 2 * size if both else size
     return total
@@ -115,13 +173,14 @@ def _sizes(pipeline: PipelinePlan, step: StepPlan) -> Mapping[str, int]:
     }
 
 
-def _dtype(pipeline: PipelinePlan, binding: Binding, operand: Operand) -> str:
-    """The dtype of the memory; `query` operands follow what they are bound to."""
-    for place in (*pipeline.buffers, *pipeline.mailboxes):
-        columns = [name for name, _, _ in getattr(place, "columns", ())]
-        if binding.target == place.name or binding.target in columns:
-            return place.dtype
-    return operand.dtype
+def _dtypes(pipeline: PipelinePlan) -> Mapping[str, str]:
+    """The dtype of every piece of memory; `query` operands follow what they are bound to."""
+    found = {}
+    for place in (*pipeline.mailboxes, *pipeline.buffers):
+        found[place.name] = place.dtype
+        for name, _, _ in getattr(place, "columns", ()):
+            found[name] = place.dtype
+    return found
 
 
 def _cache_bytes(
@@ -151,6 +210,8 @@ def _connect(step: StepPlan, found: list[_Running]) -> None:
             if item.stream in last:
                 gap = GAP_PDL if item.pdl.attribute else GAP_FULL
                 run.behind[last[item.stream]] = gap
+            if run.measured:
+                run.behind = dict.fromkeys(run.behind, 0.0)
             last[item.stream] = position
             continue
         source, target = (
@@ -172,13 +233,17 @@ def _simulate(found: list[_Running]) -> None:
             if all(found[p].end >= 0 for p in behind)
         }
         for position in [p for p, time in ready.items() if time <= now]:
-            found[position].start, found[position].left = now, float(found[position].bytes)
+            run = found[position]
+            run.start, run.left = now, 0.0 if run.measured else float(run.bytes)
             waiting.remove(position)
             running.append(position)
         busy = [p for p in running if found[p].left > 0]
         rate = BANDWIDTH / len(busy) if busy else 0.0
         ends = [
-            max(found[p].start + FLOOR, now + (found[p].left / rate if found[p].left > 0 else 0.0))
+            max(
+                found[p].start + found[p].shortest,
+                now + (found[p].left / rate if found[p].left > 0 else 0.0),
+            )
             for p in running
         ]
         turns = [now + found[p].left / rate for p in busy]  # the others then get more bandwidth
@@ -190,6 +255,6 @@ def _simulate(found: list[_Running]) -> None:
         now = following
         for position in list(running):
             run = found[position]
-            if run.left == 0.0 and now >= run.start + FLOOR:
+            if run.left == 0.0 and now >= run.start + run.shortest:
                 run.end = now
                 running.remove(position)

@@ -23,20 +23,32 @@ def matching_steps(
     Raises SpecError KP808, with what is declared, for rows, a query length or an architecture
     that the spec does not declare.
     """
-    queries = [query for query, _ in plan.rows]
-    counts = sorted({step.rows for step in plan.plans if q is None or step.q == q})
-    found = [
-        *_undeclared("q", q, queries, ""),
-        *(_undeclared("rows", rows, counts, _next(rows, counts)) if counts else ()),
-        *_undeclared("arch", arch, plan.targets, _near(arch, plan.targets)),
-    ]
-    if found:
-        raise SpecError(found)
+    check_declared(plan.rows, plan.targets, rows, q, arch)
     return tuple(
         step
         for step in plan.plans
         if rows in (None, step.rows) and q in (None, step.q) and arch in (None, step.arch)
     )
+
+
+def check_declared(
+    declared: Iterable[tuple[int, Sequence[int]]],
+    targets: Sequence[str],
+    rows: int | None,
+    q: int | None,
+    arch: str | None,
+) -> None:
+    """Raise SpecError KP808 for what is not among `declared` (row counts by q) and `targets`."""
+    listed = tuple(declared)
+    queries = [query for query, _ in listed]
+    counts = sorted({count for query, found in listed if q in (None, query) for count in found})
+    found = [
+        *undeclared("q", q, queries, ""),
+        *(undeclared("rows", rows, counts, _next(rows, counts)) if counts else ()),
+        *undeclared("arch", arch, targets, _near(arch, targets)),
+    ]
+    if found:
+        raise SpecError(found)
 
 
 def select_plans(
@@ -57,9 +69,10 @@ def select_plans(
     return tuple(first.values())
 
 
-def _undeclared(
+def undeclared(
     option: str, given: object, declared: Sequence[object], help: str
 ) -> tuple[Diagnostic, ...]:
+    """KP808 for the value of an option that the spec does not declare; nothing for None."""
     if given is None or given in declared:
         return ()
     message = f"`--{option} {given}`: the spec does not declare it"

@@ -66,8 +66,25 @@ def read_mode(name: str, node: Mapping, span: Span, report: Report) -> Mode:
         message = f"mode `{name}` has no stream `{MAIN}`"
         report.error("KP112", message, span, help=f"write `{MAIN}: [...]`, the stream of the step")
         return Mode(name, (), span)
+    mode = mode_of(name, lists, span, _requires(name, node, report), report)
+    if not mode.words and isinstance(find(node, (MAIN,)), Sequence):
+        message = f"mode `{name}` launches nothing"
+        report.error("KP112", message, span, help="list its ops, or delete the mode")
+    return mode
+
+
+def mode_of(
+    name: str,
+    lists: MappingType[str, tuple[Word, ...]],
+    span: Span,
+    requires: tuple[tuple[str, bool], ...],
+    report: Report,
+) -> Mode:
+    """The mode with these lists of words by stream, `main` among them, in host order.
+
+    Forks and joins that do not fit together go to the report.
+    """
     words = _issue(name, lists, report)
-    requires = _requires(name, node, report)
     _check_joined(name, words, report)
     for stream, listed in lists.items():
         if stream != MAIN and not any(w.verb == "fork" and w.name == stream for w in words):
@@ -81,9 +98,6 @@ def read_mode(name: str, node: Mapping, span: Span, report: Report) -> Mode:
                 help=f"write `fork {stream}` where it may start and `join {stream}` where its "
                 "results are needed",
             )
-    if not words and isinstance(find(node, (MAIN,)), Sequence):
-        message = f"mode `{name}` launches nothing"
-        report.error("KP112", message, span, help="list its ops, or delete the mode")
     return Mode(name, words, span, requires)
 
 

@@ -41,9 +41,9 @@ OTHERWISE: Mapping[str, str] = MappingProxyType(
     {
         "space": "nothing converts these; bind `{reader}` to a tensor of {want}",
         "placement": "nothing converts these; bind `{reader}` to a tensor that holds {want}",
-        "empty": "choose a core that clears rows without keys (`sparse_decode`, `sparse_push`, "
-        "`trtllm_gen`, `prims_ts`), or a core that leaves the push to `dcp_value`, which clears "
-        "them by `valid`",
+        "empty": "choose a core that clears rows without keys (`sparse_decode`, "
+        "`sparse_decode_wide`, `sparse_push`, `trtllm_gen`, `prims_ts`), or a core that leaves the "
+        "push to `dcp_value`, which clears them by `valid`",
         "mask": "bind `{reader}` to a tensor that tells apart {want}",
         "format": "let `topk_select` (under context parallelism `topk_merge`) write the list, or "
         "choose a core that skips -1 anywhere (`flashmla_sparse`)",

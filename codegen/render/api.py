@@ -16,7 +16,7 @@ from kpipe.codegen.render.context import (
     memory_context,
     ops_context,
 )
-from kpipe.codegen.render.schedule import schedule_context
+from kpipe.codegen.render.schedule import picture, picture_path, schedule_context
 
 SHIPPED = Path(__file__).resolve().parents[2] / "templates"
 
@@ -59,6 +59,8 @@ def render_pipeline(proved: ProvedPlan, template_folders: tuple[Path, ...]) -> d
         "SCHEDULE.md": render("layer/schedule.md.jinja", schedule_context(plan)),
         "kernels/__init__.py": render("layer/kernels_init.py.jinja", {}),
     }
+    for method in plan.methods:
+        files[picture_path(method)] = picture(plan, method)
     for kernel in sorted({plan.kernel(op) for op in plan.ops} - {""}):
         files[f"kernels/{kernel}.py"] = render(f"kernels/{kernel}.py.jinja", {})
     return files

@@ -11,6 +11,7 @@ from kpipe.codegen.config import Config, display, geometry_file
 from kpipe.codegen.diagnostics import Diagnostic, Span, SpecError
 from kpipe.codegen.plan.model import PipelinePlan
 from kpipe.codegen.proof.api import prove_pipeline
+from kpipe.codegen.proof.proved import ProvedPlan
 from kpipe.codegen.render.manifest import (
     FILE_NAME,
     Manifest,
@@ -50,6 +51,22 @@ def prepare(
         proved = prove_pipeline(spec, own)
     finally:
         texts.update(own)
+    return compared(spec, proved, own, config, output, force=force)
+
+
+def compared(
+    spec: str,
+    proved: ProvedPlan,
+    own: dict[str, str],
+    config: Config,
+    output: Path,
+    *,
+    force: bool = False,
+) -> Prepared:
+    """A proved spec, rendered and compared with its folder; writes nothing.
+
+    `own` are the texts that it was planned from.  Raises SpecError as `prepare`.
+    """
     from kpipe.codegen.render.api import render_pipeline
 
     plan = proved.pipeline

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kpipe.codegen.diagnostics import Diagnostic, Edit, SpecError
@@ -50,14 +50,22 @@ def tried(
             for plan in pipeline.plans
             if modes is None or {plan.mode, plan.asked_mode} & set(modes)
         ]
-        wanted = {plan.identity for plan in asked}
-        methods = tuple(m for m in pipeline.methods if m.plan.identity in wanted)
-        proved = synthesise_all(pipeline, methods)
-        found = race_findings(pipeline, proved)
-        if not found and not mailboxes_proved(replace(pipeline, methods=methods)):
-            found = [_UNSAFE]  # which word is lost, and how, does not matter here
+        return proved_outcome(pipeline, asked)
     except SpecError as error:
         return Outcome(error.diagnostics)
+
+
+def proved_outcome(pipeline: PipelinePlan, asked: Sequence[StepPlan]) -> Outcome:
+    """What the proof finds in the launch lists of these steps of a plan.
+
+    Raises SpecError where findings cannot cite the table that the settings name.
+    """
+    wanted = {plan.identity for plan in asked}
+    methods = tuple(m for m in pipeline.methods if m.plan.identity in wanted)
+    proved = synthesise_all(pipeline, methods)
+    found = race_findings(pipeline, proved)
+    if not found and not mailboxes_proved(replace(pipeline, methods=methods)):
+        found = [_UNSAFE]  # which word is lost, and how, does not matter here
     decided = {identity: synthesis.step.items for identity, synthesis in proved.items()}
     steps = tuple(replace(plan, items=decided[plan.identity]) for plan in asked)
     return Outcome(tuple(found), pipeline, steps)

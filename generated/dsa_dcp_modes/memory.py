@@ -6,7 +6,7 @@ Generated from pipelines/dsa_dcp_modes.yaml; do not edit.
 from __future__ import annotations
 
 from kpipe.runtime.comm.mailbox import MailboxSpec
-from kpipe.runtime.layer import Memory
+from kpipe.runtime.memory import Memory
 from kpipe.runtime.metadata import DTYPES, BufferSpec, CacheSpec, TensorSpec
 
 # Geometry kimi_k31, tp 2.

@@ -84,6 +84,7 @@ OPS = (
         stage="value",
         reference=value.mla_gate,
         constants={"sigmoid": "refined"},
+        kernel="mla_gate:MlaGate",
     ),
     Op(
         name="mla_query",

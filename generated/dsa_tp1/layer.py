@@ -4,11 +4,11 @@ Generated from pipelines/dsa_tp1.yaml; do not edit. Schedule proved.
 
     arch     q  rows         method
     sm_90a   1  1-4          _front
-    sm_90a   1  5-8, 16, 32  _fork_sparse_decode
-    sm_90a   1  64           _fork_split_sparse_decode_mla_value
+    sm_90a   1  5-8, 16, 32  _fork_sparse_decode_wide
+    sm_90a   1  64           _fork_split_sparse_decode_wide_mla_value
     sm_90a   4  4, 8         _front
-    sm_90a   4  16, 32       _fork_sparse_decode
-    sm_90a   4  64           _fork_split_sparse_decode_mla_value
+    sm_90a   4  16, 32       _fork_sparse_decode_wide
+    sm_90a   4  64           _fork_split_sparse_decode_wide_mla_value
     sm_100a  1  1-4          _late_front
     sm_100a  1  5-8          _fork_prims_ts
     sm_100a  1  16, 32       _fork_trtllm_gen
@@ -49,20 +49,20 @@ class DsaTp1Layer(Layer):
             2: "_front",
             3: "_front",
             4: "_front",
-            5: "_fork_sparse_decode",
-            6: "_fork_sparse_decode",
-            7: "_fork_sparse_decode",
-            8: "_fork_sparse_decode",
-            16: "_fork_sparse_decode",
-            32: "_fork_sparse_decode",
-            64: "_fork_split_sparse_decode_mla_value",
+            5: "_fork_sparse_decode_wide",
+            6: "_fork_sparse_decode_wide",
+            7: "_fork_sparse_decode_wide",
+            8: "_fork_sparse_decode_wide",
+            16: "_fork_sparse_decode_wide",
+            32: "_fork_sparse_decode_wide",
+            64: "_fork_split_sparse_decode_wide_mla_value",
         },
         ("sm_90a", 4): {
             4: "_front",
             8: "_front",
-            16: "_fork_sparse_decode",
-            32: "_fork_sparse_decode",
-            64: "_fork_split_sparse_decode_mla_value",
+            16: "_fork_sparse_decode_wide",
+            32: "_fork_sparse_decode_wide",
+            64: "_fork_split_sparse_decode_wide_mla_value",
         },
         ("sm_100a", 1): {
             1: "_late_front",
@@ -89,7 +89,7 @@ class DsaTp1Layer(Layer):
     def _front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) and 4, 8 (q 4) on sm_90a.
 
-        main  packed_gemm index_front index_scores topk_select sparse_decode mla_value o_proj
+        main  packed_gemm index_front index_scores topk_select sparse_decode_wide mla_value o_proj
         side              mla_query .........................../
         """
         main, side = self.main, self.side
@@ -115,17 +115,18 @@ class DsaTp1Layer(Layer):
         )  # :69
         with self.on(side):
             self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :70
-        main.wait_stream(side)  # sparse_decode needs what side made
-        # :69
-        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
+        main.wait_stream(side)  # sparse_decode_wide needs what side made
+        self.sparse_decode_wide(
+            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent
+        )  # :69
         # :69 held: o_proj reads `gated` by TMA, behind no proxy fence
         self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
         self.o_proj(at.gated, out=step.out)  # :69
 
-    def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
+    def _fork_sparse_decode_wide(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8, 16, 32 (q 1) and 16, 32 (q 4) on sm_90a.
 
-        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
+        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select sparse_decode_wide mla_value o_proj
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
@@ -154,9 +155,10 @@ class DsaTp1Layer(Layer):
         )  # :63
         with self.on(side):
             self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
-        main.wait_stream(side)  # sparse_decode needs what side made
-        # :63
-        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
+        main.wait_stream(side)  # sparse_decode_wide needs what side made
+        self.sparse_decode_wide(
+            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent
+        )  # :63
         # :63 held: o_proj reads `gated` by TMA, behind no proxy fence
         self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
         self.o_proj(at.gated, out=step.out)  # :63
@@ -241,10 +243,10 @@ class DsaTp1Layer(Layer):
         self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
         self.o_proj(at.gated, out=step.out)  # :63
 
-    def _fork_split_sparse_decode_mla_value(self, step: Step, at: SimpleNamespace) -> None:
+    def _fork_split_sparse_decode_wide_mla_value(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
 
-        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
+        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select sparse_decode_wide mla_value o_proj
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
@@ -273,9 +275,10 @@ class DsaTp1Layer(Layer):
         )  # :66
         with self.on(side):
             self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :67
-        main.wait_stream(side)  # sparse_decode needs what side made
-        # :66
-        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
+        main.wait_stream(side)  # sparse_decode_wide needs what side made
+        self.sparse_decode_wide(
+            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent
+        )  # :66
         # :66 held: o_proj reads `gated` by TMA, behind no proxy fence
         self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
         self.o_proj(at.gated, out=step.out)  # :66

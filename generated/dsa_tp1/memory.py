@@ -5,7 +5,7 @@ Generated from pipelines/dsa_tp1.yaml; do not edit.
 
 from __future__ import annotations
 
-from kpipe.runtime.layer import Memory
+from kpipe.runtime.memory import Memory
 from kpipe.runtime.metadata import BufferSpec, CacheSpec, TensorSpec
 
 # Geometry kimi_k31, tp 1.

@@ -2,20 +2,33 @@
 
 A barrier has phases: one is over once its arrivals have come and the bytes that they announced
 have landed. `wait` with the parity of a phase (0, 1, 0, ...) returns once that phase is over.
+It cannot tell a phase from the one two ahead: who waits for a phase must know that the one before
+it is over, for example because it has waited for that one too.
 """
 
 from __future__ import annotations
 
-from cutlass import Int64, cute
+from cutlass import Int32, Int64, cute
+from cutlass.cute.arch import inline_ptx
 from cutlass.memory import SmemAllocator
 
 BYTES = 8
 """Shared memory of a barrier."""
 
+WARP_ARRIVALS = 1
+"""Arrivals that a warp makes with `arrive_as_warp`."""
+
+_WAIT_FOR_PEERS = """{
+.reg .pred done;
+again:
+mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], {$r1};
+@!done bra again;
+}"""
+
 
 def allocate(shared: SmemAllocator, count: int) -> cute.Pointer:
     """Room for `count` neighbouring barriers."""
-    return shared.allocate_array(Int64, count)
+    return shared.allocate_array(Int64, count, byte_alignment=BYTES)
 
 
 @cute.jit
@@ -26,11 +39,6 @@ def make_ready(barriers: cute.Pointer, count: int, arrivals: int) -> None:
     """
     for place in range(count):
         cute.arch.mbarrier_init(barriers + place, arrivals)
-
-
-def make_one_ready(barrier: cute.Pointer, arrivals: int) -> None:
-    """Initialises one barrier, as `make_ready` does several."""
-    cute.arch.mbarrier_init(barrier, arrivals)
 
 
 def fence_ready() -> None:
@@ -48,6 +56,22 @@ def arrive(barrier: cute.Pointer) -> None:
     cute.arch.mbarrier_arrive(barrier)
 
 
+@cute.jit
+def arrive_as_warp(barrier: cute.Pointer) -> None:
+    """WARP_ARRIVALS for the whole warp, whose lanes call it together.
+
+    What any of its lanes has read and written lies before them.
+    """
+    cute.arch.sync_warp()
+    if cute.arch.lane_idx() == 0:
+        arrive(barrier)
+
+
 def wait(barrier: cute.Pointer, parity) -> None:
     """Returns once the phase of that parity is over; its bytes are then visible."""
     cute.arch.mbarrier_wait(barrier, parity)
+
+
+def wait_for_peers(barrier: cute.Pointer, parity) -> None:
+    """`wait` for what other CTAs of the cluster have stored; every thread that reads it calls."""
+    inline_ptx(_WAIT_FOR_PEERS, read_only_args=[Int32(barrier.toint()), Int32(parity)])

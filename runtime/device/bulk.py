@@ -1,21 +1,17 @@
-"""Bulk copies from device to shared memory, and the barriers that count their bytes.
+"""Bulk copies from device to shared memory.
 
 A bulk copy is one instruction of one thread for a whole run of bytes; the copy engine moves it
-while the thread goes on, and reports the bytes to an mbarrier in shared memory. A barrier has
-phases: it flips once its arrivals have come and the bytes that they announced have landed.
-`wait` with the parity of a phase (0, 1, 0, ...) returns once that phase is over.
+while the thread goes on, and reports the bytes to a barrier in shared memory (see barrier.py).
 """
 
 from __future__ import annotations
 
-from cutlass import Int32, cute
+from cutlass import Int32, Int64, cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 RUN_BYTES = 16
 """A copy's length, source and target are multiples of this."""
-
-BARRIER_BYTES = 8
 
 _COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 _ARGUMENTS = "[$0], [$1], $2, [$3]"
@@ -42,7 +38,7 @@ def copy_run(
     operands = [place.ir_value(loc=loc, ip=ip) for place in places]
     text, constraints = f"{_COPY} {_ARGUMENTS};", "r,l,r,r"
     if once:
-        operands.append(_evict_first(loc=loc, ip=ip))
+        operands.append(evict_first(loc=loc, ip=ip).ir_value(loc=loc, ip=ip))
         text, constraints = f"{_COPY}.L2::cache_hint {_ARGUMENTS}, $4;", "r,l,r,r,l"
     llvm.inline_asm(
         None,
@@ -57,9 +53,10 @@ def copy_run(
     )
 
 
-def _evict_first(*, loc, ip):
+@dsl_user_op
+def evict_first(*, loc=None, ip=None) -> Int64:
     """The cache policy of bytes that are read once."""
-    return llvm.inline_asm(
+    result = llvm.inline_asm(
         T.i64(),
         [],
         "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;",
@@ -70,33 +67,4 @@ def _evict_first(*, loc, ip):
         loc=loc,
         ip=ip,
     )
-
-
-@cute.jit
-def make_ready(barriers: cute.Pointer, count: int, arrivals: int) -> None:
-    """Initialises `count` neighbouring barriers, each for `arrivals` arrivals a phase.
-
-    One thread calls it; `fence_ready` and a barrier of the CTA follow before anybody uses them.
-    """
-    for place in range(count):
-        cute.arch.mbarrier_init(barriers + place, arrivals)
-
-
-def fence_ready() -> None:
-    """Makes barriers that this thread has initialised visible to the copy engine."""
-    cute.arch.mbarrier_init_fence()
-
-
-def expect(barrier: cute.Pointer, size) -> None:
-    """Arrives, and announces `size` bytes that copies will bring in this phase."""
-    cute.arch.mbarrier_arrive_and_expect_tx(barrier, size)
-
-
-def arrive(barrier: cute.Pointer) -> None:
-    """Arrives; what this thread has read and written lies before it."""
-    cute.arch.mbarrier_arrive(barrier)
-
-
-def wait(barrier: cute.Pointer, parity) -> None:
-    """Returns once the phase of that parity is over; its bytes are then visible."""
-    cute.arch.mbarrier_wait(barrier, parity)
+    return Int64(result)

@@ -16,7 +16,7 @@ from math import gcd
 import cutlass
 from cutlass import BFloat16, Float32, cute
 
-from . import bulk, fp8, inbox, memory, mma, reduce
+from . import bulk, cluster, fp8, inbox, memory, mma, reduce
 from .split_product import SplitProduct, row_pitch
 
 BF16_BYTES = 2
@@ -43,7 +43,7 @@ class HeadQuery:
     @property
     def cluster(self) -> int:
         """CTAs of a head: every one gets whole tiles of Q_B and at least 64 columns of W_UK."""
-        return gcd((self.nope + self.pe) // mma.TILE_N, self.kv_lora // 64, inbox.MAX_CLUSTER)
+        return gcd((self.nope + self.pe) // mma.TILE_N, self.kv_lora // 64, cluster.MAX_PORTABLE)
 
     @property
     def product(self) -> SplitProduct:
@@ -103,18 +103,19 @@ class HeadQuery:
         query: this head's [rows, kv_lora + pe], of which the tile has the rows from `first` on.
         """
         pieces = self.product.outputs // WIDTH
-        row, piece = thread // pieces, thread % pieces
-        if row < cutlass.min(query.shape[0] - first, mma.TILE_M):
-            values = self.product.sums(partial, row, piece, WIDTH).to(BFloat16)
-            place = part * pieces + piece
-            if place < self.nope // WIDTH:
-                target = memory.vector_at(nope[row, None], place, WIDTH)
-                for cta in cutlass.range_constexpr(self.cluster):
-                    inbox.send(values, target, barrier, cta)
-            else:
-                place += (self.kv_lora - self.nope) // WIDTH
-                target = memory.vector_at(query[first + row, None], place, WIDTH)
-                self._store(values.to(Float32), target, q_scale_inv)
+        for before in cutlass.range_constexpr(0, mma.TILE_M * pieces, self.threads):
+            row, piece = (before + thread) // pieces, (before + thread) % pieces
+            if row < cutlass.min(query.shape[0] - first, mma.TILE_M):
+                values = self.product.sums(partial, row, piece, WIDTH).to(BFloat16)
+                place = part * pieces + piece
+                if place < self.nope // WIDTH:
+                    target = memory.vector_at(nope[row, None], place, WIDTH)
+                    for cta in cutlass.range_constexpr(self.cluster):
+                        inbox.send(values, target, barrier, cta)
+                else:
+                    place += (self.kv_lora - self.nope) // WIDTH
+                    target = memory.vector_at(query[first + row, None], place, WIDTH)
+                    self._store(values.to(Float32), target, q_scale_inv)
 
     def load_w_uk(self, w_uk: cute.Tensor, warp, lane) -> list[list]:
         """The words of this warp's tiles of columns: [tile][slice]."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import cutlass
 from cutlass import Float32, cute
 
-from . import fp8, inbox, memory, mma
+from . import fp8, inbox, memory, mma, reduce
 from .index_row import largest
 from .split_product import MAX_WEIGHT_REGISTERS, SplitProduct
 
@@ -88,19 +88,22 @@ class IndexQuery:
 
         partial: sums of `product`. rows: of all tiles. The barrier is that of the inbox `amax`.
         """
-        place = thread // self.pieces
-        row, piece = tile * mma.TILE_M + place, thread % self.pieces
-        if thread < mma.TILE_M * self.pieces:
-            values = self.product.sums(partial, place, piece, WIDTH)
-            magnitude = largest(values, self.pieces)
-            memory.vector_at(sums[row, None], piece, WIDTH).store(values)
-            if piece < self.cluster and row < rows:
-                word = cute.make_rmem_tensor((1,), Float32)
-                word[0] = magnitude
-                target = memory.vector_at(amax[row, None], part, 1)
-                for cta in cutlass.range_constexpr(self.cluster):
-                    if piece == cta % self.pieces:
-                        inbox.send(word.load(), target, barrier, cta)
+        items = mma.TILE_M * self.pieces
+        for before in cutlass.range_constexpr(0, items, self.product.warps * reduce.WARP):
+            item = before + thread
+            place, piece = item // self.pieces, item % self.pieces
+            row = tile * mma.TILE_M + place
+            if item < items:
+                values = self.product.sums(partial, place, piece, WIDTH)
+                magnitude = largest(values, self.pieces)
+                memory.vector_at(sums[row, None], piece, WIDTH).store(values)
+                if piece < self.cluster and row < rows:
+                    word = cute.make_rmem_tensor((1,), Float32)
+                    word[0] = magnitude
+                    target = memory.vector_at(amax[row, None], part, 1)
+                    for cta in cutlass.range_constexpr(self.cluster):
+                        if piece == cta % self.pieces:
+                            inbox.send(word.load(), target, barrier, cta)
 
     @cute.jit
     def quantise(

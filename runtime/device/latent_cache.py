@@ -1,12 +1,12 @@
-"""Insert of one token into the paged latent cache, by one warp, in both byte layouts.
+"""Insert of one token into the paged latent cache, by one warp, in both formats.
 
     latent = BF16(x * rsqrt(fma(sum(x * x), 1 / n, eps)) * weight)      FP32, fast rsqrt
 
-    fp8_tensor   n E4M3 latent | E4M3 pe, both of value * k_scale_inv
-    fp8_ds_mla   n E4M3 latent | n / 128 FP32 scales | BF16 pe
-                 scale = power of two at or above max(amax / 448, 1e-4) of 128 latents
+    fp8_tensor   codes of value * k_scale_inv
+    fp8_ds_mla   scale = power of two at or above max(amax / 448, 1e-4) of a group
 
-A lane holds n / 32 neighbouring latents and two neighbouring pe.
+Where the bytes lie: see latent_layout.py. A lane holds n / 32 neighbouring latents and two
+neighbouring pe.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ from dataclasses import dataclass
 from cutlass import BFloat16, Float32, cute
 
 from . import fp8, memory, reduce
+from .latent_layout import SCALE_BYTES, SCALE_GROUP, Fp8DsMla, Fp8Tensor
 
-GROUP = 128
-"""Latents of one scale in fp8_ds_mla."""
 PE_VECTOR = 2
-BF16_BYTES = 2
-FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -67,23 +64,23 @@ class LatentRow:
         fp8.store_e4m3(latent * k_scale_inv, codes)
         if lane < self.pe // PE_VECTOR:
             values = memory.load_float(pe, lane, PE_VECTOR)
-            place = self.width // PE_VECTOR + lane
+            place = Fp8Tensor(self.width, self.pe).pe_offset // PE_VECTOR + lane
             fp8.store_e4m3(values * k_scale_inv, memory.vector_at(token, place, PE_VECTOR))
 
     @cute.jit
     def store_fp8_ds_mla(self, latent: cute.TensorSSA, pe: cute.Tensor, token: cute.Tensor, lane):
-        """As `store_fp8_tensor`, with a scale for every GROUP latents and BF16 pe."""
-        lanes = GROUP // self.vector
+        """As `store_fp8_tensor`, with a scale for every SCALE_GROUP latents and BF16 pe."""
+        layout = Fp8DsMla(self.width, self.pe)
+        lanes = SCALE_GROUP // self.vector
         amax = cute.math.absf(latent).reduce(cute.ReductionOp.MAX, Float32(0.0), 0)
         scale = fp8.power_of_two_group_scale(reduce.lanes_max(amax, lanes))
         codes = memory.vector_at(token, lane, self.vector)
         fp8.store_e4m3(latent * fp8.inverse_of_power_of_two(scale), codes)
         if lane % lanes == 0:
-            place = self.width // FP32_BYTES + lane // lanes
-            cute.recast_tensor(memory.vector_at(token, place, FP32_BYTES), Float32)[0] = scale
+            place = layout.scale_offset // SCALE_BYTES + lane // lanes
+            cute.recast_tensor(memory.vector_at(token, place, SCALE_BYTES), Float32)[0] = scale
         if lane < self.pe // PE_VECTOR:
-            first = self.width + self.width // GROUP * FP32_BYTES
-            size = PE_VECTOR * BF16_BYTES
-            target = memory.vector_at(token, first // size + lane, size)
+            size = PE_VECTOR * layout.pe_bytes
+            target = memory.vector_at(token, layout.pe_offset // size + lane, size)
             source = memory.vector_at(pe, lane, PE_VECTOR)
             cute.recast_tensor(target, BFloat16).store(source.load())

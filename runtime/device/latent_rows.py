@@ -3,7 +3,7 @@
 The rows' E4M3 codes enter as F16, in which they are exact. Key columns are taken in the order in
 which wide loads deliver them; the query's fragments are built in the same order.
 
-A format gives: `row_bytes`, `pitch` (bytes from row to row in shared memory, an odd number of
+A format gives, beside its layout: `pitch` (bytes from row to row in shared memory, an odd number of
 vectors, so that lanes on different rows hit distinct banks), the dtype of the query that goes with
 it, the query's A fragments, the scores of eight keys, and P with the rows' own scales. Where
 `tensor_scaled` is set, query and keys are codes that the caller's q_scale and k_scale belong to.
@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from cutlass import Float32, Uint32, cute
 
 from . import half, memory, mma, reduce, scalar
+from .latent_layout import SCALE_BYTES, SCALE_GROUP, Fp8DsMla, Fp8Tensor
 
 CODE_CHUNK = 64
 """Codes that the four lanes of a fragment row load at once: four steps."""
 STEP = 16
 """Columns of a step."""
-SCALE_GROUP = 128
-"""Codes that share a scale in fp8_ds_mla."""
 
-_SCALE_BYTES = 4
 _BF16_BYTES = 2
 _STEP_WORDS = 4
 _GROUP_STEPS = SCALE_GROUP // STEP
@@ -86,18 +84,11 @@ def code_products(fragments: list, words: list[list[Uint32]]) -> list[list[Float
 
 
 @dataclass(frozen=True)
-class Fp8TensorRows:
-    """`kv_lora` codes of the latent and `pe` of the position part; one scale for the tensor."""
+class Fp8TensorRows(Fp8Tensor):
+    """Codes all along; one scale for the tensor."""
 
-    kv_lora: int
-    pe: int
     tensor_scaled = True
     query_dtype = "u8"
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row."""
-        return self.kv_lora + self.pe
 
     @property
     def pitch(self) -> int:
@@ -123,27 +114,16 @@ class Fp8TensorRows:
 
 
 @dataclass(frozen=True)
-class Fp8DsMlaRows:
-    """`kv_lora` codes, an FP32 scale for each 128 of them, and `pe` BF16 values."""
+class Fp8DsMlaRows(Fp8DsMla):
+    """Codes of the latent with their scales, and BF16 values of the position part."""
 
-    kv_lora: int
-    pe: int
     tensor_scaled = False
     query_dtype = "bf16"
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row."""
-        return self._pe_offset + self.pe * _BF16_BYTES
 
     @property
     def pitch(self) -> int:
         """Bytes from row to row in shared memory."""
         return odd_pitch(self.row_bytes)
-
-    @property
-    def _pe_offset(self) -> int:
-        return self.kv_lora + self.kv_lora // SCALE_GROUP * _SCALE_BYTES
 
     def query_fragments(self, upper: cute.Tensor, lower: cute.Tensor, group_lane) -> tuple:
         """A fragments of query rows g and g + 8, and what their scores are to be multiplied by.
@@ -212,7 +192,7 @@ class Fp8DsMlaRows:
         """C fragment of the position part of one octet."""
         total = mma.zero_accumulator()
         for piece in range(self.pe // mma.K_SLICE):
-            place = self._pe_offset // memory.VECTOR_BYTES + piece * mma.GROUP_LANES + group_lane
+            place = self.pe_offset // memory.VECTOR_BYTES + piece * mma.GROUP_LANES + group_lane
             vector = memory.load_words(row, place)
             for step in range(2):
                 pair = vector[2 * step], vector[2 * step + 1]
@@ -244,7 +224,7 @@ class Fp8DsMlaRows:
 
     def _scale(self, row: cute.Tensor, group) -> Float32:
         """Scale of a row's group of codes."""
-        word = memory.load_word(row, self.kv_lora // _SCALE_BYTES + group)
+        word = memory.load_word(row, self.scale_offset // SCALE_BYTES + group)
         return word.bitcast(Float32)
 
 

@@ -195,7 +195,7 @@ class SkinnyGemm:
         prefetch_map(w)
         with cute.arch.elect_one():
             barrier.make_ready(ring.full, self.stages, 1)
-            barrier.make_ready(ring.empty, self.stages, self.warps)
+            barrier.make_ready(ring.empty, self.stages, self.warps * barrier.WARP_ARRIVALS)
             barrier.fence_ready()
         cute.arch.sync_warp()
         for chunk in cutlass.range_constexpr(self.stages):
@@ -271,9 +271,7 @@ class SkinnyGemm:
                         new = mma.mma_slice(rows[2 * m], rows[2 * m + 1], token, old)
                         for i in cutlass.range_constexpr(mma.FRAGMENT):
                             sums[m, n, i] = new[i]
-            cute.arch.sync_warp()
-            if cute.arch.lane_idx() == 0:
-                barrier.arrive(ring.empty + stage)
+            barrier.arrive_as_warp(ring.empty + stage)
 
     @cute.jit
     def keep(self, ring: Ring, sums: cute.Tensor):

@@ -1,7 +1,17 @@
 """A ring of shared-memory slots through which groups of keys pass three kinds of warps.
 
 Group n of a CTA takes slot n % count. A gathering warp fills it (`ready`), a scoring warp adds the
-weights of its keys (`scored`), and the warps that sum the values give it back (`free`).
+weights of its keys (`scored`), and the warps that sum the values give it back (`free`). Whoever
+waits finds its data and may overwrite what was there before:
+
+    scoring warp    the keys: each lane of the gathering warp has arrived behind its own copies
+    value warps     the weights: the scoring warp has arrived behind them; and the keys, which it
+                    had waited for
+    gathering warp  a slot that nobody reads: the value warps have arrived behind their last load
+                    of it, and the scoring warp's loads lay before the weights they waited for
+
+A wait cannot tell a phase of a barrier from the one two ahead. So where slots are used again, one
+gathering and one scoring warp serve each of them, and have seen its phase before.
 """
 
 from __future__ import annotations
@@ -9,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass
-from cutlass import Float32, Int64, Uint8, Uint32, cute
+from cutlass import Float32, Uint8, Uint32, cute
 from cutlass.memory import SmemAllocator
 
 from . import barrier, memory, mma, reduce, softmax
@@ -26,19 +36,34 @@ def slot_bytes(pitch: int) -> int:
     return softmax.GROUP * pitch + words * _WORD_BYTES + _BARRIERS * barrier.BYTES
 
 
+def ring_slots(room: int, groups: int, warps: int) -> int:
+    """Slots of a ring with room for `room`, for CTAs that take at most `groups` groups.
+
+    `warps` warps fill the slots in turn, and as many score them. Where there are fewer slots than
+    groups their number is a multiple of the warps. Raises ValueError where no such ring fits.
+    """
+    if groups <= room:
+        return groups
+    if room < warps:
+        raise ValueError(
+            f"shared memory has room for {room} groups of keys, {warps} warps need one each"
+        )
+    return room // warps * warps
+
+
 @dataclass(frozen=True)
 class Slots:
     """keys: u8 (slot, key, byte). weights: u32 (slot, fragment, lane, word), as the lanes
-    hold them. maxima: FP32 (slot, head), what the weights refer to. The rest: barriers, one a slot.
+    hold them. maxima: FP32 (slot, head), what the weights refer to. The rest: a barrier a slot.
     """
 
     count: int
     keys: cute.Tensor
     weights: cute.Tensor
     maxima: cute.Tensor
-    ready: cute.Tensor
-    scored: cute.Tensor
-    free: cute.Tensor
+    ready: cute.Pointer
+    scored: cute.Pointer
+    free: cute.Pointer
 
     @classmethod
     def allocate(cls, shared: SmemAllocator, count: int, pitch: int) -> Slots:
@@ -48,32 +73,31 @@ class Slots:
             keys=memory.allocate(shared, Uint8, count, softmax.GROUP, pitch, align=_ALIGN),
             weights=memory.allocate(shared, Uint32, count, softmax.FRAGMENTS, reduce.WARP, _WORDS),
             maxima=memory.allocate(shared, Float32, count, mma.TILE_M),
-            ready=memory.allocate(shared, Int64, count),
-            scored=memory.allocate(shared, Int64, count),
-            free=memory.allocate(shared, Int64, count),
+            ready=barrier.allocate(shared, count),
+            scored=barrier.allocate(shared, count),
+            free=barrier.allocate(shared, count),
         )
 
     @cute.jit
-    def initialise(self, value_warps: cutlass.Constexpr, thread):
-        """Sets up the barriers, one slot a thread; a CTA barrier follows.
+    def initialise(self, value_warps: cutlass.Constexpr):
+        """Sets up the barriers, by one thread; a CTA barrier follows.
 
         A slot is ready when every lane of its gathering warp has its copies, scored when its
         scoring warp says so, free when all `value_warps` have.
         """
-        if thread < self.count:
-            barrier.make_one_ready(self.ready.iterator + thread, reduce.WARP)
-            barrier.make_one_ready(self.scored.iterator + thread, 1)
-            barrier.make_one_ready(self.free.iterator + thread, value_warps)
-            barrier.fence_ready()
+        barrier.make_ready(self.ready, self.count, reduce.WARP)
+        barrier.make_ready(self.scored, self.count, barrier.WARP_ARRIVALS)
+        barrier.make_ready(self.free, self.count, barrier.WARP_ARRIVALS * value_warps)
+        barrier.fence_ready()
 
     def wait_ready(self, group) -> None:
         """Until the keys of a group lie in its slot."""
-        barrier.wait(self.ready.iterator + group % self.count, group // self.count % 2)
+        barrier.wait(self.ready + group % self.count, group // self.count % 2)
 
     def wait_scored(self, group) -> None:
         """Until the weights of a group lie in its slot, and so its keys."""
-        barrier.wait(self.scored.iterator + group % self.count, group // self.count % 2)
+        barrier.wait(self.scored + group % self.count, group // self.count % 2)
 
     def wait_free(self, group) -> None:
         """Until the slot of a group, `count` or a later one, has been given back."""
-        barrier.wait(self.free.iterator + group % self.count, (group // self.count - 1) % 2)
+        barrier.wait(self.free + group % self.count, (group // self.count - 1) % 2)

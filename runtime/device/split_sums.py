@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass
-from cutlass import Float32, Int64, cute
+from cutlass import Float32, cute
 from cutlass.memory import SmemAllocator
 
-from . import barrier, cluster, memory, mma, scalar
+from . import barrier, inbox, memory, mma, scalar
 
 WINDOW = 16
 QUAD = 4
@@ -46,7 +46,7 @@ class SplitSums:
     heads: int
     sums: cute.Tensor
     masses: cute.Tensor
-    arrived: cute.Tensor
+    arrived: cute.Pointer
 
     @classmethod
     def allocate(cls, shared: SmemAllocator, windows: int, splits: int, heads: int) -> SplitSums:
@@ -58,22 +58,19 @@ class SplitSums:
             heads=heads,
             sums=memory.allocate(shared, Float32, splits, owned, heads, WINDOW),
             masses=memory.allocate(shared, Float32, splits, heads, 2),
-            arrived=memory.allocate(shared, Int64, 1),
+            arrived=barrier.allocate(shared, 1),
         )
 
     def expect(self, rank) -> None:
         """Sets up the barrier of CTA `rank`; one thread calls it ahead of the cluster's barrier."""
         window_bytes = self.heads * WINDOW * _FP32_BYTES
         present = cutlass.max(self.present(rank), 0)
-        barrier.make_one_ready(self.arrived.iterator, 1)
-        barrier.fence_ready()
         mass_bytes = self.heads * _MASS_BYTES
-        size = (present * window_bytes + mass_bytes) * self.splits
-        barrier.expect(self.arrived.iterator, size)
+        inbox.open_inbox(self.arrived, (present * window_bytes + mass_bytes) * self.splits)
 
     def wait(self) -> None:
         """Returns once all that this CTA merges has arrived."""
-        barrier.wait(self.arrived.iterator, 0)
+        inbox.receive(self.arrived)
 
     @property
     def owned(self) -> int:
@@ -86,8 +83,8 @@ class SplitSums:
 
     def send_quad(self, values: list[Float32], rank, window, head, quad) -> None:
         """Sends this CTA's (`rank`) sums of QUAD columns to their owner."""
-        place = self.sums[rank, window % self.owned, head, None].iterator + quad * QUAD
-        self._send(place, values, window // self.owned)
+        row = self.sums[rank, window % self.owned, head, None]
+        self._send(values, memory.vector_at(row, quad, QUAD), window // self.owned)
 
     @cute.jit
     def send_masses(self, masses: cute.Tensor, rank, thread, threads: cutlass.Constexpr):
@@ -99,11 +96,13 @@ class SplitSums:
         if head < self.heads:
             values = combine(masses, head)
             for target in cutlass.range(thread // mma.TILE_M, self.splits, threads // mma.TILE_M):
-                self._send(self.masses[rank, head, None].iterator, values, target)
+                self._send(values, self.masses[rank, head, None], target)
 
-    def _send(self, place, values: list[Float32], target) -> None:
-        counter = cluster.address_in(self.arrived.iterator, target)
-        cluster.send(cluster.address_in(place, target), values, counter)
+    def _send(self, values: list[Float32], place: cute.Tensor, target) -> None:
+        words = cute.make_rmem_tensor((len(values),), Float32)
+        for number, value in enumerate(values):
+            words[number] = value
+        inbox.send(words.load(), place, self.arrived, target)
 
     def merge(self, window, head, quad) -> tuple:
         """(FP32 sums of QUAD columns, mass, maximum) of all CTAs; every CTA's have arrived.

@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass
-from cutlass import BFloat16, Int64, cute
-from cutlass._mlir.dialects import llvm
+from cutlass import BFloat16, cute
 from cutlass.cute.nvgpu import cpasync
-from cutlass.cutlass_dsl import T, dsl_user_op
 
-from . import memory
+from . import bulk, memory
 
 BLOCK = 64
 """Columns of a block."""
@@ -88,7 +86,7 @@ class TileShape:
             cute.group_modes(target, 0, 3),
             cute.group_modes(wanted, 0, 3),
         )
-        policy = {"cache_policy": _evict_first()} if cutlass.const_expr(once) else {}
+        policy = {"cache_policy": bulk.evict_first()} if cutlass.const_expr(once) else {}
         cute.copy(atom, out_of, into, tma_bar_ptr=barrier, **policy)
 
     def load_words(self, tile: cute.Tensor, first_row, part, group, group_lane) -> cute.TensorSSA:
@@ -114,20 +112,3 @@ class TileShape:
 def prefetch_map(source: tuple[cute.CopyAtom, cute.Tensor]) -> None:
     """Brings a map to the engine ahead of the first copy with it."""
     cpasync.prefetch_descriptor(source[0])
-
-
-@dsl_user_op
-def _evict_first(*, loc=None, ip=None) -> Int64:
-    """The cache policy of bytes that are read once."""
-    result = llvm.inline_asm(
-        T.i64(),
-        [],
-        "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;",
-        "=l",
-        has_side_effects=False,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
-    )
-    return Int64(result)

@@ -7,10 +7,11 @@ even and of its odd columns, and a lane holds four neighbouring columns of it (a
 
 from __future__ import annotations
 
+import cutlass
 from cutlass import Float32, Uint32, cute
 
 from . import half, latent_rows, ldmatrix, mma, softmax
-from .split_sums import QUAD, WINDOW
+from .split_sums import QUAD, WINDOW, SplitSums
 
 _PAIR = 2  # windows that one load of four matrices covers
 
@@ -58,3 +59,16 @@ def quad(total: cute.Tensor, window: int, side: int) -> list:
     factor = Float32(2.0 ** (half.SPREAD_EXPONENT if latent_rows.spreads(window) else 0))
     elements = [(2 * window + place % 2, 2 * side + place // 2) for place in range(QUAD)]
     return [total[element] * factor for element in elements]
+
+
+@cute.jit
+def send(total: cute.Tensor, sums: SplitSums, rank, warp, lane):
+    """Sends the sums of CTA `rank`'s warp `warp`, whose windows follow those of warp - 1."""
+    group, group_lane = mma.fragment_place(lane)
+    windows = total.shape[0] // 2
+    for window in cutlass.range_constexpr(windows):
+        for side in cutlass.range_constexpr(softmax.SIDES):
+            head = group + side * mma.HALF_M
+            if head < sums.heads:
+                values = quad(total, window, side)
+                sums.send_quad(values, rank, warp * windows + window, head, group_lane)

@@ -25,7 +25,7 @@ from cutlass._mlir.dialects import llvm
 from cutlass.base_dsl import Arch
 from cutlass.cutlass_dsl import BaseDSL, dsl_user_op
 
-from . import fp8, mma
+from . import fp8, mma, operand_blocks
 
 ROWS = 64
 WARPS = ROWS // mma.TILE_M
@@ -62,10 +62,14 @@ def word_of(n: int, row, step, half, pair):
 
 
 def operand_a(rows: list[tuple], kind: str) -> list[tuple]:
-    """A for `product`, of words of four E4M3 codes each: `rows` has those of row g and of row
-    g + 8 that this lane holds, of as many columns each; one pair is a step of FP16, two of E4M3.
+    """A for `product`, of words of four E4M3 codes each.
+
+    `rows` pairs the words of row g with those of row g + 8 that this lane holds; one pair is a
+    step of FP16, two are one of E4M3. Raises ValueError for half a step.
     """
     if kind == "e4m3":
+        if len(rows) % 2:
+            raise ValueError(f"{len(rows)} pairs of words are no whole steps of e4m3; use f16")
         return [(*rows[place], *rows[place + 1]) for place in range(0, len(rows), 2)]
     steps = []
     for upper, lower in rows:
@@ -117,7 +121,7 @@ def _wgmma(
     words = [word for step in a for word in step]
     start = b.iterator.toint(loc=loc, ip=ip)
     layout = BLOCK_WORDS // _UNIT_WORDS << 32 | _SWIZZLED  # from one block of rows to the next
-    descriptor = Int64(start >> 4, loc=loc, ip=ip) | Int64(layout, loc=loc, ip=ip)
+    descriptor = Int64(operand_blocks.start_field(start)) | Int64(layout, loc=loc, ip=ip)
     operands = [value.ir_value(loc=loc, ip=ip) for value in (*words, descriptor)]
     number = Float32.mlir_type
     result = llvm.inline_asm(

@@ -170,24 +170,6 @@ def _tensor(value: Tensor | PagedCache) -> Tensor:
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
-class LibraryOp:
-    """An op of a library whose reference function is a library call and runs on the device.
-
-    It is launched plain; library kernels do not take launch attributes from here.
-    """
-
-    def __init__(self, op: Op, bound: Mapping[str, Any], enter: Callable[[Op], None]) -> None:
-        self.op = op
-        self._bound = dict(bound)
-        self._enter = enter
-
-    def __call__(self, *operands: Any, pdl: bool = False, release: bool = False, **named: Any):
-        if pdl:
-            raise LayerError(f"{self.op.name} cannot be launched with the PDL attribute")
-        self._enter(self.op)
-        self.op.reference(*operands, **self._bound, **named)
-
-
 _STREAMS: dict[tuple[torch.device, str, int, int], torch.cuda.Stream] = {}
 
 

@@ -192,34 +192,49 @@ class MlaValueCase:
 
     def inputs(self, rows: int, q: int) -> dict[str, Tensor]:
         m = self.module
-        lengths = torch.randint(q, 4096, (rows // q,), dtype=torch.int32, device=DEVICE)
-        lengths[1::3] = 0
-        lengths[2::5] = q - 1  # its first row sees nothing, the later ones do
+        lengths, gate, hidden = self.gates(rows, q)
         latent = noise(rows, m.HEADS, m.KV_LORA)
-        gate = packed_column(rows, m.PITCH, m.GATE_COLUMN, m.HEADS * m.V_DIM, scale=4.0)
-        gate[0, :4] = torch.tensor([-200.0, 200.0, -88.0, 0.0], device=DEVICE).bfloat16()
-        hidden = self._visible(lengths, q) <= 0
         latent[hidden] = NAN
-        gate[hidden] = NAN
         return {
             "latent": latent,
             "gate": gate,
             "lengths": lengths,
             "w_uv": noise(m.HEADS, m.V_DIM, m.KV_LORA, scale=m.KV_LORA**-0.5),
-            "gated": torch.full((rows, m.HEADS * m.V_DIM), NAN, device=DEVICE).bfloat16(),
+            "gated": self.poisoned(rows),
         }
+
+    def gates(self, rows: int, q: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Lengths, gates that are NaN for rows without keys, and which rows these are."""
+        m = self.module
+        lengths = torch.randint(q, 4096, (rows // q,), dtype=torch.int32, device=DEVICE)
+        lengths[1::3] = 0
+        lengths[2::5] = q - 1  # its first row sees nothing, the later ones do
+        gate = packed_column(rows, m.PITCH, m.GATE_COLUMN, m.HEADS * m.V_DIM, scale=4.0)
+        gate[0, :4] = torch.tensor([-200.0, 200.0, -88.0, 0.0], device=DEVICE).bfloat16()
+        hidden = self._visible(lengths, q) <= 0
+        gate[hidden] = NAN
+        return lengths, gate, hidden
+
+    def poisoned(self, rows: int) -> Tensor:
+        """An output of NaN."""
+        m = self.module
+        return torch.full((rows, m.HEADS * m.V_DIM), NAN, device=DEVICE).bfloat16()
 
     def check(self, given: dict[str, Tensor], done: dict[str, Tensor], q: int) -> Verdict:
         latent, w_uv = given["latent"].double(), given["w_uv"].double()
-        sigmoid = torch.sigmoid(given["gate"].double())
         value = torch.einsum("rhl,hvl->rhv", latent, w_uv).flatten(1)
         mass = torch.einsum("rhl,hvl->rhv", latent.abs(), w_uv.abs()).flatten(1)
+        # Two roundings to BF16, and FP32 sums whose error is far below 2^-20 of the mass.
+        return self.judge(given, done, q, value, mass * 2.0**-12, 2 * BF16_UNIT * 1.01)
+
+    def judge(self, given, done, q: int, value: Tensor, floor: Tensor, bound: float) -> Verdict:
+        """gated against value * sigmoid(gate) of the rows that see keys; `floor` as of `value`."""
+        sigmoid = torch.sigmoid(given["gate"].double())
         sees_keys = (self._visible(given["lengths"], q) > 0)[:, None]
         expected = torch.where(sees_keys, value * sigmoid, 0.0)
-        # Two roundings to BF16, and FP32 sums whose error is far below 2^-20 of the mass.
-        floor = torch.where(sees_keys, mass * sigmoid * 2.0**-12 + 1e-30, 0.0)
+        floor = torch.where(sees_keys, floor * sigmoid + 1e-30, 0.0)
         verdict = Verdict()
-        verdict.within("gated", done["gated"], expected, floor, 2 * BF16_UNIT * 1.01)
+        verdict.within("gated", done["gated"], expected, floor, bound)
         zero = torch.where(sees_keys, 0, done["gated"].view(torch.int16))
         verdict.equal("rows without keys", zero, torch.zeros_like(zero))
         return verdict
@@ -229,4 +244,31 @@ class MlaValueCase:
         return lengths[rows // q] - q + 1 + rows % q
 
 
-CASES = {"rms_norm": RmsNormCase, "dsa_index": DsaIndexCase, "mla_value": MlaValueCase}
+class MlaGateCase(MlaValueCase):
+    """gated = BF16(values * sigmoid(gate)), zero for rows without keys."""
+
+    class_name = "MlaGate"
+    variants = ({}, {"sigmoid": "exact"}, {"sigmoid": "fast"})
+    spare_rows = 3  # of the buffer of values, behind those of the step
+
+    def inputs(self, rows: int, q: int) -> dict[str, Tensor]:
+        m = self.module
+        lengths, gate, hidden = self.gates(rows, q)
+        buffer = torch.full((m.HEADS, rows + self.spare_rows, m.V_DIM), NAN, device=DEVICE)
+        values = buffer.bfloat16()[:, :rows]
+        values.copy_(noise(m.HEADS, rows, m.V_DIM))
+        values[:, hidden] = NAN
+        return {"values": values, "gate": gate, "lengths": lengths, "gated": self.poisoned(rows)}
+
+    def check(self, given: dict[str, Tensor], done: dict[str, Tensor], q: int) -> Verdict:
+        value = given["values"].double().transpose(0, 1).flatten(1)
+        floor = torch.zeros_like(value)
+        return self.judge(given, done, q, value, floor, BF16_UNIT * 1.01)
+
+
+CASES = {
+    "rms_norm": RmsNormCase,
+    "dsa_index": DsaIndexCase,
+    "mla_value": MlaValueCase,
+    "mla_gate": MlaGateCase,
+}

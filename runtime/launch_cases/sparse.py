@@ -17,6 +17,7 @@ CACHE_BLOCKS = 512
 TIMED_BLOCKS = 8192
 CODE_SIZE = 30.0  # size of the E4M3 codes of queries and keys
 SCALE_GROUP = 128
+SCALE_BYTES = 4
 SUM_ERROR = 2.0**-21  # of an FP32 sum of a row's products, relative to their magnitudes
 F16_ERROR = 2.0**-11
 F16_SMALLEST = 2.0**-24
@@ -46,6 +47,7 @@ class SparseDecodeCase:
     class_name = "SparseDecode"
     variants = ({}, {"splits": 1}, {"splits": 2}, {"splits": 5}, {"splits": 16})
     queries = (1,)
+    scales_are_powers = False
 
     def __init__(self, module: ModuleType):
         self.module = module
@@ -123,7 +125,8 @@ class SparseDecodeCase:
         m = self.module
         if self.per_tensor:
             return codes(count, m.ROWS.row_bytes)
-        scales = torch.exp2(torch.randn(count, m.KV_LORA // SCALE_GROUP, device=DEVICE) * 2 - 5)
+        exponents = torch.randn(count, m.KV_LORA // SCALE_GROUP, device=DEVICE) * 2 - 5
+        scales = torch.exp2(exponents.round() if self.scales_are_powers else exponents)
         parts = codes(count, m.KV_LORA), scales.view(torch.uint8), noise(count, m.PE)
         return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
 
@@ -132,10 +135,20 @@ class SparseDecodeCase:
         m = self.module
         if self.per_tensor:
             return values_of(rows) * k_scale.double()
-        end = m.KV_LORA + m.KV_LORA // SCALE_GROUP * 4
-        scales = rows[:, m.KV_LORA : end].contiguous().view(torch.float32).double()
+        scales = self.scales_of(rows)
         latent = values_of(rows[:, : m.KV_LORA]) * scales.repeat_interleave(SCALE_GROUP, 1)
-        return torch.cat([latent, rows[:, end:].contiguous().view(torch.bfloat16).double()], 1)
+        position = rows[:, m.KV_LORA + scales.shape[1] * SCALE_BYTES :].contiguous()
+        return torch.cat([latent, position.view(torch.bfloat16).double()], 1)
+
+    def scales_of(self, rows: Tensor) -> Tensor:
+        """The scales that cache rows carry, in float64 (row, group)."""
+        first = self.module.KV_LORA
+        end = first + first // SCALE_GROUP * SCALE_BYTES
+        return rows[:, first:end].contiguous().view(torch.float32).double()
+
+    def units_of(self, rows: Tensor) -> Tensor:
+        """What the weights of cache rows are multiplied by before they are rounded to F16."""
+        return torch.ones(len(rows), dtype=torch.float64, device=DEVICE)
 
     def check(self, given: dict[str, Tensor], done: dict[str, Tensor], q: int) -> Verdict:
         m, verdict = self.module, Verdict()
@@ -154,7 +167,8 @@ class SparseDecodeCase:
                 if len(self.outputs) > 1:
                     verdict.equal("their LSE", done[self.outputs[1]][row], expected_lse)
                 continue
-            keys = self.keys_of(flat[selected[row, :count].long()], k_scale)
+            raw = flat[selected[row, :count].long()]
+            keys = self.keys_of(raw, k_scale)
             heads = values_of(query[row]) if self.per_tensor else query[row].double()
             factor = scale * m.SOFTMAX_SCALE
             logits = heads @ keys.T * factor
@@ -163,7 +177,9 @@ class SparseDecodeCase:
             weights = torch.softmax(logits, 1)
             values = keys[:, : m.KV_LORA]
             mass = weights @ values.abs()
-            lost = weights.amax(1, keepdim=True) * values.abs().sum(0) * F16_SMALLEST
+            units = self.units_of(raw)
+            largest = (weights * units).amax(1, keepdim=True)
+            lost = largest * (values.abs() / units[:, None]).sum(0) * F16_SMALLEST
             roundings = 1 if self.per_tensor else 2
             floor = (mass * (roundings * F16_ERROR + 2 * slack) + roundings * lost) / BF16_UNIT
             verdict.within(self.outputs[0], out, weights @ values, floor, BF16_UNIT * 1.01)
@@ -177,4 +193,18 @@ class SparseDecodeCase:
         return verdict
 
 
-CASES = {"sparse_decode": SparseDecodeCase}
+class SparseDecodeWideCase(SparseDecodeCase):
+    """The same for tiles of 64 heads; the scales of a cache row are powers of two, as written."""
+
+    class_name = "SparseDecodeWide"
+    variants = ({}, {"splits": 1}, {"splits": 2}, {"splits": 3}, {"splits": 7}, {"splits": 16})
+    scales_are_powers = True
+
+    def units_of(self, rows: Tensor) -> Tensor:
+        """Rows that carry scales enter over a power of two of their own, their weights times it."""
+        if self.per_tensor:
+            return super().units_of(rows)
+        return self.scales_of(rows).amax(1)
+
+
+CASES = {"sparse_decode": SparseDecodeCase, "sparse_decode_wide": SparseDecodeWideCase}

@@ -15,7 +15,7 @@ import pytest
 from case_runner import BASE, stub_renderer
 from click.testing import CliRunner, Result
 
-from kpipe.codegen import cli
+from kpipe.codegen import cli, cli_root
 from kpipe.codegen.config import SHIPPED
 from kpipe.codegen.rules import RULES
 
@@ -36,20 +36,27 @@ def run(*words: str, env: dict[str, str] | None = None) -> Result:
 def test_help_lists_every_exit_code() -> None:
     text = run("--help").stdout
     codes = re.findall(r"^  (\d+) ", text.partition("Exit codes:")[2], re.MULTILINE)
-    constants = {cli.FINE, cli.FINDINGS, cli.USAGE, cli.DRIFT, cli.ENVIRONMENT, cli.INTERNAL}
+    constants = {
+        cli_root.FINE,
+        cli_root.FINDINGS,
+        cli_root.USAGE,
+        cli_root.DRIFT,
+        cli_root.ENVIRONMENT,
+        cli_root.INTERNAL,
+    }
     assert {int(code) for code in codes} == constants
 
 
 def test_help_puts_the_daily_verbs_first() -> None:
     text = run("--help").stdout
     first, rest = text.partition("More commands:")[::2]
-    assert re.findall(r"^  ([a-z]+) ", first.partition("Commands:")[2], re.MULTILINE) == [
+    assert re.findall(r"^  ([a-z-]+) ", first.partition("Commands:")[2], re.MULTILINE) == [
         "check",
         "generate",
         "plan",
     ]
-    assert re.findall(r"^  ([a-z]+) ", rest.partition("Exit")[0], re.MULTILINE) == sorted(
-        set(cli.main.commands) - set(cli.DAILY)
+    assert re.findall(r"^  ([a-z-]+) ", rest.partition("Exit")[0], re.MULTILINE) == sorted(
+        set(cli.main.commands) - set(cli_root.DAILY)
     )
 
 
@@ -190,16 +197,6 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     assert not use_color("auto")
     assert use_color("always")
-
-
-def test_github_annotations_are_capped() -> None:
-    from kpipe.codegen.commands.common import _capped_github
-    from kpipe.codegen.diagnostics import Diagnostic, Span
-
-    found = [Diagnostic("KP101", f"{i:02}", Span("a.yaml", i, 1, i, 2)) for i in range(1, 14)]
-    lines = _capped_github(found).splitlines()
-    assert len(lines) == 11 and lines[9].endswith("::10")
-    assert lines[10] == "::notice title=kpipe::3 more findings are in the log of kpipe check"
 
 
 def test_plan_json_agrees_with_itself(project: Path) -> None:

@@ -30,6 +30,7 @@ KERNELS = {
     "rms_norm": "RmsNorm",
     "dsa_index": "DsaIndex",
     "mla_value": "MlaValue",
+    "mla_gate": "MlaGate",
     "packed_gemm": "PackedGemm",
     "index_gemm": "IndexGemm",
     "o_proj": "OProj",
@@ -45,6 +46,7 @@ WEIGHTS = {
     "rms_norm": {"q_norm"},
     "dsa_index": {"index_k_norm", "index_k_bias"},
     "mla_value": {"w_uv"},
+    "mla_gate": set(),
     "packed_gemm": {"packed"},
     "index_gemm": {"index_q_b"},
     "o_proj": {"o_proj"},
@@ -288,8 +290,9 @@ def test_value_uses_the_tensor_cores(modules, geometry, v_tile):
         ("exact", "rcp.rn.f32", "rcp.approx.ftz.f32"),
     ],
 )
-def test_sigmoid_modes(modules, mode, present, absent):
-    ptx = build(modules["kimi", "mla_value"], "mla_value", "sm_90a", sigmoid=mode)
+@pytest.mark.parametrize("name", ["mla_value", "mla_gate"])
+def test_sigmoid_modes(modules, name, mode, present, absent):
+    ptx = build(modules["kimi", name], name, "sm_90a", sigmoid=mode)
     assert present in ptx
     assert absent not in ptx
     assert ("0f7E800000" in ptx) == (mode == "refined"), "only the Newton step needs a range"
@@ -297,10 +300,11 @@ def test_sigmoid_modes(modules, mode, present, absent):
 
 def test_value_flags_are_checked(modules):
     module = modules["kimi", "mla_value"]
-    with pytest.raises(
-        ValueError, match="unknown sigmoid 'soft'; choose from refined, exact, fast"
-    ):
-        module.MlaValue(sigmoid="soft")
+    for kernel in (module.MlaValue, modules["kimi", "mla_gate"].MlaGate):
+        with pytest.raises(
+            ValueError, match="unknown sigmoid 'soft'; choose from refined, exact, fast"
+        ):
+            kernel(sigmoid="soft")
     for v_tile in (12, 48):
         with pytest.raises(
             ValueError, match=f"v_tile {v_tile} is not a multiple of 8 that divides"
@@ -309,9 +313,23 @@ def test_value_flags_are_checked(modules):
 
 
 def test_wide_loads(modules):
-    for name, vectors in {"rms_norm": 2, "mla_value": 16}.items():
+    for name, vectors in {"rms_norm": 2, "mla_value": 16, "mla_gate": 2}.items():
         lines = build(modules["kimi", name], name, "sm_90a").splitlines()
         assert sum("ld.global.v4.b32" in line for line in lines) == vectors
+
+
+def test_gate_takes_the_values_of_a_larger_step(modules):
+    """The values' heads lie a whole buffer of rows apart; every CTA owns whole vectors of a row."""
+    module = modules["kimi", "mla_gate"]
+    values, gate, _, gated = module.operands()
+    pitch = values.strides[0]
+    assert isinstance(pitch, Symbol) and pitch.multiple == 128 and values.strides[1:] == (128, 1)
+    assert values.shape[1] == gate.shape[0] == gated.shape[0]
+    assert module.ROW_PARTS * module.VECTOR == 12 * 128
+    assert module.ROW_PARTS % module.THREADS == 0
+    # 3804 elements from row to row allow 8-byte accesses only, and fewer lanes than a warp.
+    small = modules["small", "mla_gate"]
+    assert (small.VECTOR, small.THREADS) == (4, 16)
 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)

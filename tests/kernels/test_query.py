@@ -7,7 +7,18 @@ import re
 
 import pytest
 from ptx_flow import global_accesses, parameter_registers
-from test_compile import ARCHS, WEIGHTS, assert_waits, build, load, names_of, operands_of, render
+from test_compile import (
+    ARCHS,
+    GEOMETRIES,
+    SMALL,
+    WEIGHTS,
+    assert_waits,
+    build,
+    load,
+    names_of,
+    operands_of,
+    render,
+)
 
 from kpipe.runtime.device import mma
 from kpipe.runtime.device.head_query import HeadQuery
@@ -102,6 +113,19 @@ def test_a_receiver_sees_what_its_peers_sent(modules, name):
     assert set(re.findall(r"barrier\.cluster\.arrive\S*", ptx)) == {
         "barrier.cluster.arrive.relaxed;"
     }
+
+
+NARROW = {**SMALL, "q_lora": 64, "kv_lora": 64, "index_dim": 128}
+
+
+@pytest.mark.parametrize(("name", "flags"), [("mla_query", {}), ("index_front", {"tile_n": 128})])
+def test_few_warps_send_all_rows(tmp_path, monkeypatch, name, flags):
+    """With 64 threads and 4 outputs a thread a tile of 16 rows takes several turns."""
+    monkeypatch.setitem(GEOMETRIES, "narrow", NARROW)
+    render(tmp_path, "narrow")
+    ptx = build(load(tmp_path / f"{name}.py"), name, "sm_90a", **flags)
+    outputs = NARROW["index_dim"] if flags else NARROW["nope"] + NARROW["pe"]
+    assert ptx.count("st.async.shared::cluster") == 16 * outputs // 4 // 64
 
 
 @pytest.mark.parametrize("name", QUERIES)

@@ -61,6 +61,7 @@ def test_forms_wait(forms, form, arch):
     names = [spec.name for spec in module.operands()]
     weights = {"q_scale", "k_scale"} if form[0] == "fp8_tensor" else set()
     assert_waits(ptx, names, weights)
+    assert "mbarrier.try_wait.parity.acquire.cluster" in ptx, "peers' sums must be acquired"
     # What feeds the tensor cores: all codes of the group's keys, and all values of the fragments.
     steps = (KIMI["kv_lora"] if weights == set() else 576) // 16 * softmax.OCTETS
     steps += 2 * module.WARP_WINDOWS * softmax.FRAGMENTS
@@ -99,6 +100,8 @@ def test_every_split_fits(tmp_path, heads):
         used += split_sums.received_bytes(module.WINDOWS, splits, module.TILE_HEADS)
         assert used + module.RESERVE <= SHARED_LIMIT
         assert 1 <= kernel.slots <= -(-module.TOP_K // (softmax.GROUP * splits))
+        whole = kernel.slots == kernel.groups.most(module.TOP_K)
+        assert whole or kernel.slots % module.GATHER_WARPS == 0
         owned = split_sums.owned_windows(module.WINDOWS, splits)
         assert owned * splits >= module.WINDOWS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from layer_checks import assert_within_bounds
 from layer_factory import REPOSITORY
@@ -31,3 +32,16 @@ def test_tensor_parallel_rank_three() -> None:
     (trial,) = run_case(layer, Case((2050, 2), q=4, arch="sm_90a", only_ranks=(3,)))
     assert_within_bounds([trial])
     assert trial.ranks[0].views.valid.tolist() == [2047, 2048, 2048, 2048, 0, 0, 1, 2]
+
+
+@pytest.mark.parametrize(("name", "requests"), [("dsa_tp_ds", 2), ("dsa_tp_flashmla", 34)])
+def test_latents_with_group_scales(name: str, requests: int) -> None:
+    """Both cores over fp8_ds_mla rows; beyond 32 rows the values are a product of their own."""
+    layer = load_layer(REPOSITORY / "generated" / name)
+    assert layer.MEMORY.cache_format("latent_kv").row_bytes == 512 + 4 * 4 + 2 * 64
+    torch.set_num_threads(2)
+    lengths = (2050, *(place % 3 for place in range(requests - 1)))
+    (trial,) = run_case(layer, Case(lengths, arch="sm_90a", only_ranks=(5,)))
+    assert_within_bounds([trial])
+    assert trial.ranks[0].views.valid[:2].tolist() == [2048, 0]
+    assert trial.ranks[0].views.query.dtype == torch.bfloat16

@@ -107,14 +107,29 @@ def test_a_tensor_parallel_layer_takes_its_place_in_a_group(layers: LayerFactory
 
 
 def test_the_cuda_backend_names_the_ops_without_a_kernel(layers: LayerFactory) -> None:
-    layer = layers.tp(4)
+    layer = layers.dcp(2)
     missing = [op.name for op in layer.OPS if op.source == "kpipe" and not op.kernel]
     assert missing, "with a kernel for every op this refusal has no subject"
-    ready = engine_inputs(layer, (3,))
+    launched = {call.op for call in layer().calls("sm_90a")}
+    named = ", ".join(name for name in missing if name in launched)
     _refused(
         LayerError,
-        f'tp_4: these ops have no CUDA kernel yet: {", ".join(missing)}; use backend="reference"',
-        ready.prepared,
+        f'dcp_2_i1: these ops have no CUDA kernel yet: {named}; use backend="reference"',
+        engine_inputs(layer, (3,)).prepared,
+        layer,
+        backend="cuda",
+        arch="sm_90a",
+    )
+
+
+def test_the_cuda_backend_names_the_libraries_that_it_does_not_call(layers: LayerFactory) -> None:
+    layer = layers.tp(4)
+    assert all(op.kernel for op in layer.OPS if op.source == "kpipe"), "only libraries are missing"
+    _refused(
+        LayerError,
+        "tp_4: this version does not launch the library ops prims_ts (flashinfer), trtllm_gen "
+        "(flashinfer); choose others in `variants`",
+        engine_inputs(layer, (3,)).prepared,
         layer,
         backend="cuda",
         arch="sm_100a",

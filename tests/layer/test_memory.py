@@ -7,7 +7,7 @@ import torch
 from layer_factory import LayerFactory
 from layer_inputs import engine_inputs
 
-from kpipe.runtime.layer import Scratch
+from kpipe.runtime.memory import Scratch
 from kpipe.runtime.metadata import BufferSpec, LayerError
 
 # -- scratch ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from kpipe.codegen.plan.cost import (
     FLOOR,
     GAP_FULL,
     GAP_PDL,
+    critical_path,
     layer_time,
     moved,
     timeline,
@@ -92,6 +93,19 @@ def test_launches_side_by_side_share_the_bandwidth(plan: PipelinePlan) -> None:
     both = timeline(plan, replace(step, items=two))
     assert alone.duration == pytest.approx(size / BANDWIDTH)
     assert [timed.duration for timed in both] == pytest.approx([2 * size / BANDWIDTH] * 2)
+
+
+def test_the_critical_path_goes_through_what_is_waited_for(plan: PipelinePlan) -> None:
+    step = chain(plan, attribute=True, streams=("main", "side", "main", "main"))
+    launches = zip(step.items, ("first", "side", "beside", "last"), strict=True)
+    first, side, beside, last = (replace(item, name=name) for item, name in launches)
+    span = first.span
+    items = (first, Fork("side", "main", span), side, beside, Join("side", "main", span), last)
+    joined = critical_path(plan, replace(step, items=items))
+    assert joined == ("first", "side", "last")  # it starts later than `beside`, and is joined fully
+    alone = critical_path(plan, replace(step, items=(*items[:4], last)))
+    assert alone == ("first", "beside", "last")
+    assert critical_path(plan, replace(step, items=())) == ()
 
 
 def test_the_layer_is_as_long_as_its_last_end_and_not_below_its_bytes(plan: PipelinePlan) -> None:

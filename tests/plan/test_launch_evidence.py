@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from spec_project import make_project, plan_of
 
-from kpipe.codegen.evidence import DEVICE, evidence_of, file_digest, summary
+from kpipe.codegen.evidence import evidence_of, kernel_digest, summary
 from kpipe.codegen.proof.prove import prove
 
 KERNEL = "rms_norm"
+DEVICE = Path(__file__).resolve().parents[2] / "runtime" / "device"
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture
@@ -27,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     made = tmp_path / "generated" / "dsa_tp"
     (made / "kernels").mkdir(parents=True)
     (made / "evidence").mkdir()
-    (made / "kernels" / f"{KERNEL}.py").write_text("KERNEL = 1\n")
+    (made / "kernels" / f"{KERNEL}.py").write_text("from pipelines/dsa_tp.yaml\nKERNEL = 1\n")
     return made
 
 
@@ -40,8 +47,8 @@ def record(folder: Path, made_of: dict[str, object] | None = None, **changes: ob
         "ok": True,
     } | changes
     kernel = {
-        "sha256": file_digest(folder / "kernels" / f"{KERNEL}.py"),
-        "device": {"memory.py": file_digest(DEVICE / "memory.py")},
+        "sha256": kernel_digest((folder / "kernels" / f"{KERNEL}.py").read_bytes()),
+        "device": {"memory.py": sha256(DEVICE / "memory.py")},
     } | (made_of or {})
     document = {"gpu": "GPU X", "kernels": {KERNEL: kernel}, "records": [entry]}
     (folder / "evidence" / "x.json").write_text(json.dumps(document))
@@ -81,6 +88,18 @@ def test_a_building_block_that_the_kernel_does_not_use_changes_nothing(
     """The record names what the kernel was made of; what else lies in the folder is not asked."""
     record(folder, {"device": {}})
     assert states(pipeline, folder)["sm_90a", 8] == "valid"
+
+
+def test_the_same_kernel_in_a_folder_beside_has_run(pipeline, folder: Path) -> None:
+    """But for the line that names its spec; of other kernels nothing is taken over."""
+    beside = folder.parent / "other"
+    shutil.copytree(folder, beside)
+    record(beside)
+    kernel = folder / "kernels" / f"{KERNEL}.py"
+    kernel.write_text("from pipelines/other.yaml\nKERNEL = 1\n")
+    assert states(pipeline, folder)["sm_90a", 8] == "valid"
+    kernel.write_text("from pipelines/other.yaml\nKERNEL = 2\n")
+    assert states(pipeline, folder)["sm_90a", 8] == "missing"
 
 
 @pytest.mark.parametrize(

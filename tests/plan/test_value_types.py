@@ -290,9 +290,9 @@ def test_a_core_that_pushes_rows_without_keys_as_they_are(tmp_path: Path) -> Non
             "KP214",
             "`sparse_push` writes `partial_mail` with anything in rows without keys, `dcp_value` "
             "takes it with 0 and LSE -inf in rows without keys",
-            "choose a core that clears rows without keys (`sparse_decode`, `sparse_push`, "
-            "`trtllm_gen`, `prims_ts`), or a core that leaves the push to `dcp_value`, which "
-            "clears them by `valid`",
+            "choose a core that clears rows without keys (`sparse_decode`, "
+            "`sparse_decode_wide`, `sparse_push`, `trtllm_gen`, `prims_ts`), or a core that leaves "
+            "the push to `dcp_value`, which clears them by `valid`",
         )
     ]
     lse = changed("sparse_push", "lse_mail", empty=EmptyRow.UNDEFINED)

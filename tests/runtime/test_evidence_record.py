@@ -15,6 +15,8 @@ from kpipe.runtime.evidence import (
     document,
     file_digest,
     file_name,
+    known_launches,
+    launch_key,
     launch_record,
     text_of,
 )
@@ -77,3 +79,28 @@ def test_a_document_is_written_one_record_a_line(tmp_path: Path) -> None:
 def test_the_file_is_named_after_the_gpu() -> None:
     assert file_name("NVIDIA H200") == "nvidia_h200.json"
     assert file_name("NVIDIA GB200-NVL") == "nvidia_gb200_nvl.json"
+
+
+def test_launches_of_the_same_kernel_beside_are_known(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        (folder / "kernels").mkdir(parents=True)
+        text = f"# {folder.name}.yaml\nfrom kpipe.runtime.device import pdl\n"
+        (folder / "kernels" / "k.py").write_text(text)
+    verdict = SimpleNamespace(error=0.25, bound=0.5, wrong=[])
+    wrong = SimpleNamespace(error=0.75, bound=0.5, wrong=["out"])
+    flags = {"pdl": True, "splits": 4}
+    records = [
+        launch_record("k", flags, "sm_90a", 4, 1, "eager", verdict),
+        launch_record("k", flags, "sm_90a", 8, 1, "eager", wrong),
+    ]
+    (folders[0] / "evidence").mkdir()
+    (folders[0] / "evidence" / "gpu_x.json").write_text(
+        text_of(document(folders[0], "GPU X", records))
+    )
+    known = known_launches(folders[1], "GPU X")
+    assert known == {launch_key("k", {"splits": 4, "pdl": True}, "sm_90a", 4, 1, "eager")}
+    assert known_launches(folders[0], "GPU X") == frozenset(), "its own are run again"
+    assert known_launches(folders[1], "GPU Y") == frozenset()
+    (folders[1] / "kernels" / "k.py").write_text("# two.yaml\nfrom kpipe import other\n")
+    assert known_launches(folders[1], "GPU X") == frozenset()

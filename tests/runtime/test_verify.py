@@ -272,14 +272,20 @@ def test_ranks_that_all_run_describe_no_case(tp: str, dcp: str) -> None:
 
 
 def test_the_cuda_backend_is_refused_by_the_layer(
-    capsys: pytest.CaptureFixture[str], tp: str
+    capsys: pytest.CaptureFixture[str], tp: str, dcp: str
 ) -> None:
-    missing = [op.name for op in load_layer(tp).OPS if op.source == "kpipe" and not op.kernel]
-    assert run(capsys, tp, "--backend", "cuda", "--arch", "sm_100a") == (
-        4,
-        "",
-        f"error: tiny_tp: these ops have no CUDA kernel yet: {', '.join(missing)}; "
-        'use backend="reference"\n',
+    missing = [op.name for op in load_layer(dcp).OPS if op.source == "kpipe" and not op.kernel]
+    code, out, err = run(capsys, dcp, "--backend", "cuda")
+    assert (code, out) == (4, "")
+    first, _, rest = err.partition(" yet: ")
+    assert first == "error: tiny_dcp: these ops have no CUDA kernel"
+    named, _, repair = rest.partition("; ")
+    assert set(named.split(", ")) <= set(missing) and repair == 'use backend="reference"\n'
+    code, out, err = run(capsys, tp, "--backend", "cuda", "--arch", "sm_100a")
+    assert (code, out) == (4, "")
+    assert err == (
+        "error: tiny_tp: this version does not launch the library ops prims_ts (flashinfer), "
+        "trtllm_gen (flashinfer); choose others in `variants`\n"
     )
 
 

@@ -156,6 +156,14 @@ def test_ties(chosen: list[int], low: int, high: int) -> None:
 # -- what is refused ------------------------------------------------------------------------------
 
 
+def test_launches_need_a_gpu(capsys: pytest.CaptureFixture[str], modes: Path) -> None:
+    assert run(capsys, str(modes), "--launches") == (
+        2,
+        "",
+        "error: --launches needs a GPU that the layer is generated for\n",
+    )
+
+
 def test_the_suite_takes_no_case(capsys: pytest.CaptureFixture[str], modes: Path) -> None:
     assert run(capsys, str(modes), "--suite", "--lengths", "5") == (
         2,

@@ -158,14 +158,15 @@ def test_json_rendering() -> None:
 
 def test_github_rendering_escapes_what_the_runner_would_read() -> None:
     findings = [
-        Diagnostic("KP1", "50% of a:b,\nc", at(1, 2, 3, "a,b:c.yaml")),
+        Diagnostic("KP1", "50% of a:b,\nc", at(1, 2, 3, "a,b:c.yaml"), help="write d"),
         Diagnostic("KP2", "over lines", Span("x.yaml", 1, 2, 3, 4), "warning"),
         Diagnostic("KP3", "nowhere", None, "note"),
     ]
     assert render_github(findings) == (
-        "::error file=a%2Cb%3Ac.yaml,line=1,col=2,endColumn=5,title=KP1::50%25 of a:b,%0Ac\n"
-        "::warning file=x.yaml,line=1,col=2,title=KP2::over lines\n"
-        "::notice title=KP3::nowhere\n"
+        "::error file=a%2Cb%3Ac.yaml,line=1,col=2,endColumn=5,title=KP1::50%25 of a:b,%0Ac%0A"
+        "write d%0Akpipe explain KP1\n"
+        "::warning file=x.yaml,line=1,endLine=3,title=KP2::over lines%0Akpipe explain KP2\n"
+        "::notice title=KP3::nowhere%0Akpipe explain KP3\n"
     )
 
 

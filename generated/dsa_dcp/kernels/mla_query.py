@@ -26,10 +26,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass
-from cutlass import BFloat16, Float32, Int64, Uint8, cute
+from cutlass import BFloat16, Float32, Uint8, cute
 from cutlass.memory import SmemAllocator
 
-from kpipe.runtime.device import bulk, copy_async, inbox, memory, mma, pdl, reduce
+from kpipe.runtime.device import barrier, bulk, cluster, copy_async, inbox, memory, mma, pdl, reduce
 from kpipe.runtime.device.head_mail import HeadMail
 from kpipe.runtime.device.head_query import HeadQuery
 from kpipe.runtime.device.latent_cache import LatentRow
@@ -260,9 +260,7 @@ class MlaQuery:
         pe_begin = cutlass.max(part * PRODUCT.outputs - NOPE, 0) + KV_LORA
         pe_end = cutlass.max((part + 1) * PRODUCT.outputs - NOPE, 0) + KV_LORA
         latents = part * HEAD.latents, (part + 1) * HEAD.latents
-        barriers = shared.allocate_tensor(
-            Int64, cute.make_layout(BARRIERS), bulk.BARRIER_BYTES
-        ).iterator
+        barriers = barrier.allocate(shared, BARRIERS)
         w_uk_here, nope_here = barriers, barriers + 1
         norm_weight = shared.allocate_tensor(BFloat16, cute.make_layout(Q_LORA), align)
         norm_here = barriers + 2
@@ -280,7 +278,7 @@ class MlaQuery:
             HEAD.request_w_uk(w_uk, part, w_uk_share, w_uk_here, lane)
         output = (head * CLUSTER + part) * PRODUCT.outputs
         weights = PRODUCT.load_weights(q_b, output, warp, lane)
-        inbox.meet()
+        cluster.start()
         self._wait()
 
         self._tiles.request(source, self._tiles.stage(rows_here, 0), first, warp, lane)
@@ -289,7 +287,7 @@ class MlaQuery:
             tile_row = first + tile * mma.TILE_M
             stage = self._tiles.stage(rows_here, tile)
             copy_async.wait()
-            bulk.wait(norm_here, 0)
+            barrier.wait(norm_here, 0)
             self._tiles.normalise(stage, norm_weight, source.shape[0] - tile_row, warp, lane)
             if cutlass.const_expr(self.writes_q_c):
                 owner = head * CLUSTER + part
@@ -308,7 +306,7 @@ class MlaQuery:
             pe = pe_begin, pe_end
             MAIL.send(mail, left, tile_row, head, pe, WORD_OF_PE, peers, thread)
 
-        bulk.wait(w_uk_here, 0)
+        barrier.wait(w_uk_here, 0)
         columns = HEAD.load_w_uk(w_uk_share, warp, lane)
         inbox.receive(nope_here)
         for tile in cutlass.range(count, unroll=1):
@@ -334,7 +332,7 @@ class MlaQuery:
         lane = cute.arch.lane_idx()
         norm_weight = CACHE_ROW.load(kv_norm, lane)
         scale = k_scale_inv[0]
-        inbox.meet()
+        cluster.start()
         first = chunk * self.tokens
         last = cutlass.min(first + self.tokens, kv_a.shape[0])
         self._wait()

@@ -24,10 +24,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass
-from cutlass import BFloat16, Float32, Int64, cute
+from cutlass import BFloat16, Float32, cute
 from cutlass.memory import SmemAllocator
 
-from kpipe.runtime.device import bulk, copy_async, inbox, memory, mma, pdl, reduce
+from kpipe.runtime.device import barrier, bulk, cluster, copy_async, inbox, memory, mma, pdl, reduce
 from kpipe.runtime.device.index_query import IndexQuery, shares
 from kpipe.runtime.device.index_row import IndexRow
 from kpipe.runtime.device.rms import RmsNorm
@@ -217,9 +217,7 @@ class IndexFront:
         sums = shared.allocate_tensor(Float32, query.sums_layout(self.tokens), align)
         amax = shared.allocate_tensor(Float32, query.inbox_layout(self.tokens), align)
         norm_weight = shared.allocate_tensor(BFloat16, cute.make_layout(Q_LORA), align)
-        barriers = shared.allocate_tensor(
-            Int64, cute.make_layout(BARRIERS), bulk.BARRIER_BYTES
-        ).iterator
+        barriers = barrier.allocate(shared, BARRIERS)
         norm_here, amax_here = barriers, barriers + 1
 
         first = chunk * self.tokens
@@ -231,7 +229,7 @@ class IndexFront:
                 bulk.copy_run(q_norm, norm_weight, norm_here)
         output = head * INDEX_DIM + part * self.tile_n
         matrix = query.product.load_weights(index_q_b, output, warp, lane)
-        inbox.meet()
+        cluster.start()
         self._wait()
 
         self._tiles.request(source, self._tiles.stage(rows_here, 0), first, warp, lane)
@@ -241,7 +239,7 @@ class IndexFront:
             stage = self._tiles.stage(rows_here, tile)
             copy_async.wait()
             if cutlass.const_expr(not self.normalized):
-                bulk.wait(norm_here, 0)
+                barrier.wait(norm_here, 0)
                 self._tiles.normalise(stage, norm_weight, source.shape[0] - tile_row, warp, lane)
             self._meet()
             if tile + 1 < count:
@@ -280,7 +278,7 @@ class IndexFront:
         lane = cute.arch.lane_idx()
         norm = memory.load_float(index_k_norm, lane, ROW.key_vector)
         bias = memory.load_float(index_k_bias, lane, ROW.key_vector)
-        inbox.meet()
+        cluster.start()
         parts = self._query.cluster
         first = chunk * self.tokens
         last = cutlass.min(first + self.tokens, wk.shape[0])

@@ -26,13 +26,12 @@ from dataclasses import dataclass
 from math import e, log2
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, cute
+from cutlass import BFloat16, Float32, cute
 from cutlass.memory import SmemAllocator
 
 from kpipe.runtime.device import (
     barrier,
     cluster,
-    copy_async,
     latent_rows,
     memory,
     mma,
@@ -43,9 +42,9 @@ from kpipe.runtime.device import (
     split_sums,
     value_sums,
 )
-from kpipe.runtime.device.row_copies import RowCopies
-from kpipe.runtime.device.slots import Slots, slot_bytes
-from kpipe.runtime.device.softmax import GROUP
+from kpipe.runtime.device.gather import Gather
+from kpipe.runtime.device.key_groups import KeyGroups
+from kpipe.runtime.device.slots import Slots, ring_slots, slot_bytes
 from kpipe.runtime.device.split_sums import QUAD, QUADS, WINDOW, SplitSums
 from kpipe.runtime.host.compile import Symbol, TensorSpec
 
@@ -57,15 +56,15 @@ PAGE = 64  # tokens of a cache page
 SOFTMAX_SCALE = 0.07216878364870322
 
 ROWS = latent_rows.FORMATS["fp8_tensor"](KV_LORA, PE)
-COPIES = RowCopies(ROWS.row_bytes, GROUP)
-AHEAD = 4  # groups whose indices a gathering warp holds
 TILE_HEADS = min(HEADS, mma.TILE_M)
 TILES = -(-HEADS // mma.TILE_M)
 WINDOWS = KV_LORA // WINDOW
 
 SCORE_WARPS = 4
 VALUE_WARPS = 4
-GATHER_WARPS = 4
+GATHER_WARPS = SCORE_WARPS
+AHEAD = 4  # groups whose indices a gathering warp holds
+GATHER = Gather(ROWS.row_bytes, GATHER_WARPS, AHEAD)
 THREADS = (SCORE_WARPS + VALUE_WARPS + GATHER_WARPS) * reduce.WARP
 WARP_WINDOWS = WINDOWS // VALUE_WARPS  # an even number
 # Registers of a thread. The query takes a quarter of a row's columns, the sums of the values half
@@ -114,15 +113,21 @@ class SparseDecode:
     def __post_init__(self) -> None:
         if not 1 <= self.splits <= cluster.MAX_CTAS:
             raise ValueError(f"splits {self.splits} is not within 1..{cluster.MAX_CTAS}")
+        self.slots  # noqa: B018  refuses rows of which shared memory holds too few
         if self.dcp:
             raise ValueError("dcp=True: this kernel was generated without context parallelism")
+
+    @property
+    def groups(self) -> KeyGroups:
+        """Who takes which keys."""
+        return KeyGroups(self.splits)
 
     @property
     def slots(self) -> int:
         """Groups that a CTA's shared memory holds, or that it ever takes."""
         received = split_sums.received_bytes(WINDOWS, self.splits, TILE_HEADS)
         room = (SHARED_BYTES - RESERVE - received) // slot_bytes(ROWS.pitch)
-        return min(room, -(-TOP_K // (GROUP * self.splits)))
+        return ring_slots(room, self.groups.most(TOP_K), GATHER_WARPS)
 
     @cute.jit
     def __call__(
@@ -173,7 +178,8 @@ class SparseDecode:
         slots = Slots.allocate(shared, self.slots, ROWS.pitch)
         sums = SplitSums.allocate(shared, WINDOWS, self.splits, TILE_HEADS)
         masses = memory.allocate(shared, Float32, SCORE_WARPS, mma.TILE_M, 2)
-        slots.initialise(VALUE_WARPS, thread)
+        if thread == 0:
+            slots.initialise(VALUE_WARPS)
         if thread == THREADS - 1:
             sums.expect(split)
         cute.arch.sync_threads()
@@ -196,7 +202,7 @@ class SparseDecode:
             value_warp = warp - SCORE_WARPS
             total = self._sum_values(count, split, slots, value_warp, lane)
             cluster.wait_for_all()
-            self._send_sums(total, sums, split, value_warp, lane)
+            value_sums.send(total, sums, split, value_warp, lane)
             sums.wait()
             self._merge(
                 sums,
@@ -211,50 +217,10 @@ class SparseDecode:
             cute.arch.setmaxregister_decrease(GATHER_REGISTERS)
             gather_warp = warp - SCORE_WARPS - VALUE_WARPS
             indices = selected[row, None]
-            self._gather(latent_kv.iterator, indices, count, split, slots, gather_warp, lane)
+            GATHER.fill(
+                latent_kv.iterator, indices, count, self.groups, split, slots, gather_warp, lane
+            )
             cluster.wait_for_all()
-
-    def _groups(self, count, split):
-        """Groups of a CTA."""
-        groups = (count + (GROUP - 1)) // GROUP
-        return cutlass.max((groups - split + (self.splits - 1)) // self.splits, 0)
-
-    def _first_key(self, order, split):
-        """First key of the CTA's group `order`."""
-        return (order * self.splits + split) * GROUP
-
-    def _index(self, indices: cute.Tensor, order, split, lane):
-        """Cache row of key `lane` of a group; past the list's end, any of its entries."""
-        return indices[cutlass.min(self._first_key(order, split) + lane, TOP_K - 1)]
-
-    @cute.jit
-    def _gather(
-        self,
-        cache: cute.Pointer,
-        indices: cute.Tensor,
-        count,
-        split,
-        slots: Slots,
-        warp,
-        lane,
-    ):
-        """Fills the slots of groups warp, warp + GATHER_WARPS, ... of this CTA."""
-        ahead = cute.make_rmem_tensor((AHEAD,), Int32)
-        for turn in cutlass.range_constexpr(AHEAD):
-            ahead[turn] = self._index(indices, warp + turn * GATHER_WARPS, split, lane)
-        for order in cutlass.range(warp, self._groups(count, split), GATHER_WARPS, unroll=1):
-            index = ahead[0]
-            for place in cutlass.range_constexpr(AHEAD - 1):
-                ahead[place] = ahead[place + 1]
-            ahead[AHEAD - 1] = self._index(indices, order + AHEAD * GATHER_WARPS, split, lane)
-            if order >= slots.count:
-                slots.wait_free(order)
-            # Behind the last key of the list this repeats it: no other row may be read.
-            last = cutlass.min(count - self._first_key(order, split), GROUP) - 1
-            slot = order % slots.count
-            target = slots.keys[slot, None, None]
-            COPIES.request(cache, index, last, target, lane)
-            copy_async.arrive_when_done(slots.ready, slot)
 
     @cute.jit
     def _score(
@@ -280,7 +246,7 @@ class SparseDecode:
         mass = cute.make_rmem_tensor((softmax.SIDES,), Float32)
         top.fill(-Float32.inf)
         mass.fill(0.0)
-        for order in cutlass.range(warp, self._groups(count, split), SCORE_WARPS, unroll=1):
+        for order in cutlass.range(warp, self.groups.of(count, split), SCORE_WARPS, unroll=1):
             slots.wait_ready(order)
             slot = order % slots.count
             keys = slots.keys[slot, None, None]
@@ -290,16 +256,14 @@ class SparseDecode:
                 for octet in range(softmax.OCTETS)
             ]
             scores = ROWS.scores(fragments, octet_rows, lane_rows, group_lane)
-            present = count - self._first_key(order, split)
+            present = count - self.groups.first_key(order, split)
             weights = softmax.soften(scores, present, scales, top, mass, group_lane)
             for part in cutlass.range_constexpr(softmax.FRAGMENTS):
                 memory.store_words(slots.weights[slot, part, lane, None], weights[part])
             if group_lane == 0:
                 for side in cutlass.range_constexpr(softmax.SIDES):
                     slots.maxima[slot, group + side * mma.HALF_M] = top[side]
-            cute.arch.sync_warp()
-            if lane == 0:
-                barrier.arrive(slots.scored.iterator + slot)
+            barrier.arrive_as_warp(slots.scored + slot)
         for side in cutlass.range_constexpr(softmax.SIDES):
             whole = reduce.lanes_sum(mass[side], mma.GROUP_LANES)
             if group_lane == 0:
@@ -319,7 +283,7 @@ class SparseDecode:
         top.fill(-Float32.inf)
         highest.fill(-Float32.inf)
         first_column = warp * (WARP_WINDOWS * WINDOW)
-        for order in cutlass.range(self._groups(count, split), unroll=1):
+        for order in cutlass.range(self.groups.of(count, split), unroll=1):
             slots.wait_scored(order)
             slot = order % slots.count
             keys = slots.keys[slot, None, None]
@@ -332,9 +296,7 @@ class SparseDecode:
             maxima = [slots.maxima[slot, group + side] for side in (0, mma.HALF_M)]
             rows = [keys[key, None] for key in softmax.lane_keys(group_lane)]
             weights, references = ROWS.weigh(weights, maxima, rows, first_column)
-            cute.arch.sync_warp()
-            if lane == 0:
-                barrier.arrive(slots.free.iterator + slot)
+            barrier.arrive_as_warp(slots.free + slot)
             for side in cutlass.range_constexpr(softmax.SIDES):
                 highest[side] = cute.arch.fmax(highest[side], maxima[side])
             higher = cutlass.Boolean(references[0] > top[0]) | (references[1] > top[1])
@@ -346,17 +308,6 @@ class SparseDecode:
                 value_sums.add_products(total, weights[part], values[part])
         softmax.move(total, top, [highest[side] for side in range(softmax.SIDES)])
         return total
-
-    @cute.jit
-    def _send_sums(self, total: cute.Tensor, sums: SplitSums, split, warp, lane):
-        """Sends this warp's sums to the owners of their columns."""
-        group, group_lane = mma.fragment_place(lane)
-        for window in cutlass.range_constexpr(WARP_WINDOWS):
-            for side in cutlass.range_constexpr(softmax.SIDES):
-                head = group + side * mma.HALF_M
-                if head < TILE_HEADS:
-                    quad = value_sums.quad(total, window, side)
-                    sums.send_quad(quad, split, warp * WARP_WINDOWS + window, head, group_lane)
 
     @cute.jit
     def _merge(

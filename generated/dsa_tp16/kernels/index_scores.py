@@ -31,7 +31,18 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32, cute
 from cutlass.cutlass_dsl import select_
 from cutlass.memory import SmemAllocator
 
-from kpipe.runtime.device import bulk, fp8, memory, mma, page_share, pdl, reduce, scalar, warpgroup
+from kpipe.runtime.device import (
+    barrier,
+    bulk,
+    fp8,
+    memory,
+    mma,
+    page_share,
+    pdl,
+    reduce,
+    scalar,
+    warpgroup,
+)
 from kpipe.runtime.host.compile import Symbol, TensorSpec
 from kpipe.runtime.sharding import Shard
 
@@ -171,14 +182,12 @@ class IndexScores:
         )
         columns = cute.make_layout(MAX_QUERIES * ROW_COLUMNS)
         weights = shared.allocate_tensor(Float32, columns, memory.VECTOR_BYTES)
-        filled = shared.allocate_array(Int64, stages)
-        drained = shared.allocate_array(Int64, stages)
-        if fetches:
-            place = cute.arch.lane_idx()
-            if place < stages:
-                bulk.make_ready(filled + place, 1, 1)
-                bulk.make_ready(drained + place, 1, WARPS)
-                bulk.fence_ready()
+        filled = barrier.allocate(shared, stages)
+        drained = barrier.allocate(shared, stages)
+        if fetches and cute.arch.lane_idx() == 0:
+            barrier.make_ready(filled, stages, 1)
+            barrier.make_ready(drained, stages, WARPS * barrier.WARP_ARRIVALS)
+            barrier.fence_ready()
 
         pdl.wait()
         if cutlass.const_expr(self.release):
@@ -227,9 +236,9 @@ class IndexScores:
                 for place in range(entries):
                     block = Int64(cute.arch.shuffle_sync(entry, place))
                     stage = number % stages
-                    bulk.wait(drained + stage, (number // stages + 1) % 2)
+                    barrier.wait(drained + stage, (number // stages + 1) % 2)
                     if lane == 0:
-                        bulk.expect(filled + stage, PAGE_BYTES)
+                        barrier.expect(filled + stage, PAGE_BYTES)
                         source = cute.make_tensor(
                             index_kv[block, None, None].iterator, cute.make_layout(PAGE_BYTES)
                         )
@@ -275,7 +284,7 @@ class IndexScores:
                 skipped = (group + self.groups - number % self.groups) % self.groups
                 for place in range(number + skipped, number + end - page, self.groups):
                     stage = place % stages
-                    bulk.wait(filled + stage, place // stages % 2)
+                    barrier.wait(filled + stage, place // stages % 2)
                     keys, scale = self._load_keys(ring[stage, None])
                     position = (page + place - number) * PAGE + self._own_key()
                     sums = self._sum_over_lanes(self._weighted_sums(keys, query, weights, queries))
@@ -284,9 +293,7 @@ class IndexScores:
                             targets[own][position] = sums[own] * scale
                     # Not before what came from the stage has been used: loads that are merely
                     # issued would race with the next copy.
-                    cute.arch.sync_warp()
-                    if cute.arch.lane_idx() == 0:
-                        bulk.arrive(drained + stage)
+                    barrier.arrive_as_warp(drained + stage)
             number = number + cutlass.max(end - page, 0)
             request = request + 1
             page = cutlass.max(page - pages, 0)

@@ -21,10 +21,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass
-from cutlass import BFloat16, Float32, Int64, cute
+from cutlass import BFloat16, Float32, cute
 from cutlass.memory import SmemAllocator
 
-from kpipe.runtime.device import bulk, copy_async, inbox, memory, mma, pdl, reduce
+from kpipe.runtime.device import barrier, cluster, copy_async, inbox, memory, mma, pdl, reduce
 from kpipe.runtime.device.head_query import HeadQuery
 from kpipe.runtime.device.latent_cache import LatentRow
 from kpipe.runtime.device.rms import RmsNorm
@@ -182,9 +182,7 @@ class MlaQuerySplit:
         partial = shared.allocate_tensor(Float32, PRODUCT.partial_layout(), align)
         nope = shared.allocate_tensor(BFloat16, HEAD.nope_layout(self.tokens), align)
         w_uk_share = shared.allocate_tensor(BFloat16, HEAD.w_uk_layout(), align)
-        barriers = shared.allocate_tensor(
-            Int64, cute.make_layout(BARRIERS), bulk.BARRIER_BYTES
-        ).iterator
+        barriers = barrier.allocate(shared, BARRIERS)
         w_uk_here, nope_here = barriers, barriers + 1
         source = q_c
 
@@ -198,7 +196,7 @@ class MlaQuerySplit:
             HEAD.request_w_uk(w_uk, part, w_uk_share, w_uk_here, lane)
         output = (head * CLUSTER + part) * PRODUCT.outputs
         weights = PRODUCT.load_weights(q_b, output, warp, lane)
-        inbox.meet()
+        cluster.start()
         self._wait()
 
         self._tiles.request(source, self._tiles.stage(rows_here, 0), first, warp, lane)
@@ -216,7 +214,7 @@ class MlaQuerySplit:
             nope_tile = cute.local_tile(nope, (mma.TILE_M, NOPE), (tile, 0))
             HEAD.share(partial, nope_tile, nope_here, query, tile_row, part, thread, scale)
 
-        bulk.wait(w_uk_here, 0)
+        barrier.wait(w_uk_here, 0)
         columns = HEAD.load_w_uk(w_uk_share, warp, lane)
         inbox.receive(nope_here)
         for tile in cutlass.range(count, unroll=1):
@@ -238,7 +236,7 @@ class MlaQuerySplit:
         lane = cute.arch.lane_idx()
         norm_weight = CACHE_ROW.load(kv_norm, lane)
         scale = k_scale_inv[0]
-        inbox.meet()
+        cluster.start()
         first = chunk * self.tokens
         last = cutlass.min(first + self.tokens, kv_a.shape[0])
         self._wait()

@@ -1,0 +1,200 @@
+"""Checks and times sparse_decode_wide at 64, 96 and 128 heads, in both cache formats.
+
+    python bench/wide_core.py --render FOLDER                  # where the templates can be rendered
+    python bench/wide_core.py --kernels FOLDER [--out FILE]    # on the GPU machine
+
+Every form is judged by the oracle of launch_cases/sparse.py at several numbers of rows: with ragged
+lists and NaN in every cache row that is not selected, and with full lists. Times are medians over
+graph replays that walk through inputs larger than the L2 cache, one launch behind the other under
+PDL. `--sweep` times every number of splits that fits on the GPU, `--quick` checks without timing,
+`--diagnose` says for two splits which part of a wrong merge is wrong (wide_diagnosis.py) and ends.
+Exit code 1 on any failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+HEADS = (64, 96, 128)
+FORMATS = ("fp8_tensor", "fp8_ds_mla")
+PARALLEL = (None, 8)
+ROWS = (1, 4, 16, 64)
+SPLITS = ((7, 16), (15, 8), (20, 6), (43, 3), (66, 2))
+"""Clusters that fit on an H200 at once, by their size."""
+SWEPT = (1, 2, 3, 4, 6, 8, 12, 16)
+PEERS = {
+    64: {1: 15.5, 4: 18.2, 16: 28.4, 64: 57.7},
+    128: {1: 16.3, 4: 19.4, 16: 31.8, 64: 69.8},
+}
+"""Microseconds of the fastest public kernel on an H200 (docs/numbers.md)."""
+SMS = 132
+MIN_SETS, MAX_SETS = 16, 160
+"""Sets of inputs that a timing walks through; together larger than the L2 cache."""
+
+
+def load(path: Path) -> ModuleType:
+    """The module in a file that belongs to no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def render(folder: Path) -> None:
+    """Writes the kernel of every form."""
+    from kpipe.codegen.render.api import environment
+
+    template = environment(()).get_template("kernels/sparse_decode_wide.py.jinja")
+    folder.mkdir(parents=True, exist_ok=True)
+    for heads, form, dcp in itertools.product(HEADS, FORMATS, PARALLEL):
+        given = {
+            "spec": "bench/wide_core.py",
+            "dims": {"heads": heads, "tp": 1, "kv_lora": 512, "latent": 576, "top_k": 2048},
+            "pages": {"latent_kv": 64},
+            "formats": {"latent_kv": form},
+            "parallel": {"tp": 1, "dcp": dcp},
+            "scalars": {"softmax_scale": 192**-0.5},
+        }
+        (folder / f"{name_of(heads, form, dcp)}.py").write_text(template.render(given))
+
+
+def name_of(heads: int, form: str, dcp: int | None) -> str:
+    """The file of a form."""
+    return f"wide_h{heads}_{form}{'_dcp' if dcp else ''}"
+
+
+def splits_for(module: ModuleType, rows: int) -> int:
+    """The largest cluster of which those of all rows and tiles fit on the GPU at once."""
+    clusters = rows * module.TILES
+    return next((splits for most, splits in SPLITS if clusters <= most), 1)
+
+
+class Forms:
+    """Runs every form and keeps one record a check or time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.modules = {path.stem: load(path) for path in sorted(folder.glob("wide_*.py"))}
+        self.records: list[dict] = []
+
+    def compiled(self, module: ModuleType, **flags):
+        from kpipe.runtime.host.compile import compile_kernel
+
+        return compile_kernel(module.SparseDecodeWide(**flags), module.operands(), "sm_90a")
+
+    def check(self, name: str, rows: int, splits: int) -> None:
+        """Ragged lists, full ones, and once rows behind 2^32 bytes, against the oracle."""
+        import torch
+
+        from kpipe.runtime.launch_cases.sparse import EDGES, SparseDecodeWideCase
+        from kpipe.runtime.launch_check import run_eager
+
+        module = self.modules[name]
+        case = SparseDecodeWideCase(module)
+        kernel = self.compiled(module, splits=splits)
+        ragged = case.inputs(rows, 1)
+        full = case.timed_inputs(rows, 1)[0]
+        given_by_how = {"ragged": ragged, "full": full}
+        if rows == ROWS[0]:
+            given_by_how["far"] = case.inputs(len(EDGES), 1, far=True)
+        for how, given in given_by_how.items():
+            print(f"{name} rows {rows} splits {splits} {how}: ", end="", flush=True)
+            for output in case.outputs:
+                given[output].fill_(torch.nan)
+            done = run_eager(kernel, given, case.outputs)
+            again = run_eager(kernel, given, case.outputs)
+            verdict = case.check(given, done, 1)
+            for output in case.outputs:
+                raw = [one[output].view(torch.uint8) for one in (done, again)]
+                verdict.equal(f"{output} of a second launch", *raw)
+            self.records.append(
+                {
+                    "form": name,
+                    "rows": rows,
+                    "splits": splits,
+                    "how": how,
+                    "error": verdict.error,
+                    "bound": verdict.bound,
+                    "wrong": verdict.wrong,
+                }
+            )
+            share = verdict.error / verdict.bound if verdict.bound else 0.0
+            print(verdict.wrong or f"ok, {share:.3f} of the bound", flush=True)
+
+    def time(self, name: str, rows: int, all_splits: list[int]) -> None:
+        """Medians over graph replays."""
+        import torch
+
+        from kpipe.runtime.bench import graph_us
+        from kpipe.runtime.launch_cases.sparse import SparseDecodeWideCase
+
+        module = self.modules[name]
+        case = SparseDecodeWideCase(module)
+        cache = torch.cuda.get_device_properties(0).L2_cache_size
+        wanted = 4 * cache // case.touched_bytes(rows) + 1
+        sets = case.timed_inputs(rows, min(MAX_SETS, max(MIN_SETS, wanted)))
+        for splits in all_splits:
+            kernel = self.compiled(module, splits=splits)
+            us = graph_us([partial(kernel, *given.values()) for given in sets])
+            peer = PEERS.get(module.HEADS, PEERS[128])[rows]
+            self.records.append(
+                {"form": name, "rows": rows, "splits": splits, "us": us, "peer_us": peer}
+            )
+            print(f"{name} rows {rows} splits {splits}: {us:.1f} us, peer {peer}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--render", type=Path, metavar="FOLDER", help="write the kernels and end")
+    parser.add_argument("--kernels", type=Path, metavar="FOLDER", help="where they are")
+    parser.add_argument("--only", default="", metavar="TEXT", help="forms whose name contains it")
+    parser.add_argument("--sweep", action="store_true", help="time all numbers of splits")
+    parser.add_argument("--quick", action="store_true", help="check only")
+    parser.add_argument("--diagnose", action="store_true", help="say what is wrong, and end")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the records as JSON")
+    options = parser.parse_args()
+    if options.render:
+        render(options.render)
+        return 0
+    if not options.kernels:
+        parser.error("give --render FOLDER or --kernels FOLDER")
+    import torch
+
+    torch.manual_seed(torch.seed() % 2**31)
+    forms = Forms(options.kernels)
+    names = [name for name in forms.modules if options.only in name]
+    if options.diagnose:
+        from wide_diagnosis import SPLITS as DIAGNOSED
+        from wide_diagnosis import diagnose
+
+        for name in names:
+            print(name)
+            diagnose(forms.modules[name], forms.compiled(forms.modules[name], splits=DIAGNOSED))
+        return 0
+    for name, rows in itertools.product(names, ROWS):
+        splits = splits_for(forms.modules[name], rows)
+        forms.check(name, rows, splits)
+    for name, rows in itertools.product([] if options.quick else names, ROWS):
+        module = forms.modules[name]
+        counts = [splits_for(module, rows)]
+        if options.sweep:
+            fits = [s for s in SWEPT if rows * module.TILES * s <= SMS]
+            counts = sorted({*counts, *fits})
+        forms.time(name, rows, counts)
+    if options.out:
+        document = {"gpu": torch.cuda.get_device_name(), "records": forms.records}
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+    failed = [record for record in forms.records if record.get("wrong")]
+    print("FAILED" if failed else "ok", len(failed))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

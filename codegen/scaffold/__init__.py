@@ -1,0 +1,1 @@
+"""A project of a user's own, started from a shipped pipeline."""

@@ -1,0 +1,235 @@
+"""dsa_tp_ds with FlashMLA's core (package flash_mla), whose tiles have 64 heads, and a value GEMM of torch.
+
+Generated from pipelines/dsa_tp_flashmla.yaml; do not edit. Schedule proved.
+
+    arch     q  rows          method
+    sm_90a   1  1-4           _front
+    sm_90a   1  5-8, 16, 32   _fork
+    sm_90a   1  64            _fork_split
+    sm_90a   4  4, 8          _front
+    sm_90a   4  16, 32        _fork
+    sm_90a   4  64            _fork_split
+    sm_100a  1  1-4           _late_front
+    sm_100a  1  5-8, 16, 32   _fork
+    sm_100a  1  64            _fork_split
+    sm_100a  4  4, 8, 16, 32  _fork
+    sm_100a  4  64            _fork_split
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from kpipe.runtime.layer import Layer
+from kpipe.runtime.metadata import Step
+
+from .memory import MEMORY, ROWS_CAP
+from .ops import OPS
+
+
+class DsaTpFlashmlaLayer(Layer):
+    """One layer on 8 ranks.
+
+    prepare() binds weights and caches and sizes everything that a CUDA graph bakes in; run()
+    picks a method by (arch, q, rows) from TABLE and pads rows up to the next declared size.
+    """
+
+    NAME = "dsa_tp_flashmla"
+    PACKAGE = __package__
+    MEMORY = MEMORY
+    OPS = OPS
+    RANKS = 8
+    ROWS_CAP = ROWS_CAP
+    STREAMS = {"side": 0}
+    TABLE = {
+        ("sm_90a", 1): {
+            1: "_front",
+            2: "_front",
+            3: "_front",
+            4: "_front",
+            5: "_fork",
+            6: "_fork",
+            7: "_fork",
+            8: "_fork",
+            16: "_fork",
+            32: "_fork",
+            64: "_fork_split",
+        },
+        ("sm_90a", 4): {
+            4: "_front",
+            8: "_front",
+            16: "_fork",
+            32: "_fork",
+            64: "_fork_split",
+        },
+        ("sm_100a", 1): {
+            1: "_late_front",
+            2: "_late_front",
+            3: "_late_front",
+            4: "_late_front",
+            5: "_fork",
+            6: "_fork",
+            7: "_fork",
+            8: "_fork",
+            16: "_fork",
+            32: "_fork",
+            64: "_fork_split",
+        },
+        ("sm_100a", 4): {
+            4: "_fork",
+            8: "_fork",
+            16: "_fork",
+            32: "_fork",
+            64: "_fork_split",
+        },
+    }
+
+    def _front(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 1-4 (q 1) and 4, 8 (q 4) on sm_90a.
+
+        main  packed_gemm index_front index_scores topk_select flashmla_sparse mla_value o_proj
+        side              mla_query .........................../
+        """
+        main, side = self.main, self.side
+        # dsa_tp.yaml:69 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        side.wait_stream(main)
+        self.index_front(
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            q_a=at.q_a,
+            release=False,
+        )  # :69 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :69
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :69
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :70
+        main.wait_stream(side)  # flashmla_sparse needs what side made
+        self.flashmla_sparse(
+            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
+        )  # :69 plain: it never waits
+        # :69 held: o_proj reads `gated` by TMA, behind no proxy fence
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.o_proj(at.gated, out=step.out)  # :69
+
+    def _fork(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 5-8, 16, 32 (q 1) and 16, 32 (q 4) on sm_90a; rows 5-8, 16, 32 (q 1) and 4, 8, 16, 32 (q 4) on sm_100a.
+
+        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select flashmla_sparse mla_value o_proj
+        side              mla_query .............................................../
+        """
+        main, side = self.main, self.side
+        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        side.wait_stream(main)
+        # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.query_norm(at.q_a, at.q_c, release=False)
+        self.index_gemm(at.q_c, at.index_q)  # :63
+        self.dsa_index(
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :63 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :63
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :63
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
+        main.wait_stream(side)  # flashmla_sparse needs what side made
+        self.flashmla_sparse(
+            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
+        )  # :63 plain: it never waits
+        # :63 held: o_proj reads `gated` by TMA, behind no proxy fence
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.o_proj(at.gated, out=step.out)  # :63
+
+    def _fork_split(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 64 (q 1) and 64 (q 4) on sm_90a; rows 64 (q 1) and 64 (q 4) on sm_100a.
+
+        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select flashmla_sparse value_bmm mla_gate o_proj
+        side                         mla_query_split ............................../
+        """
+        main, side = self.main, self.side
+        # dsa_tp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        # :66 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.query_norm(at.q_a, at.q_c, release=False)
+        side.wait_stream(main)
+        self.index_gemm(at.q_c, at.index_q)  # :66
+        self.dsa_index(
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :66
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :66
+        with self.on(side):
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :67
+        main.wait_stream(side)  # flashmla_sparse needs what side made
+        self.flashmla_sparse(
+            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
+        )  # :66 plain: it never waits
+        self.value_bmm(at.latent, at.values, pdl=False)  # :66 plain: it never waits
+        # :66 held: o_proj reads `gated` by TMA, behind no proxy fence
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated, release=False)
+        self.o_proj(at.gated, out=step.out)  # :66
+
+    def _late_front(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 1-4 (q 1) on sm_100a.
+
+        main  packed_gemm index_front index_scores topk_select mla_query flashmla_sparse mla_value o_proj
+        """
+        # dsa_tp.yaml:77 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.index_front(
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            q_a=at.q_a,
+            release=False,
+        )  # :77 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :77
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :77
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :77
+        self.flashmla_sparse(
+            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
+        )  # :77 plain: it never waits
+        # :77 held: o_proj reads `gated` by TMA, behind no proxy fence
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.o_proj(at.gated, out=step.out)  # :77

@@ -1,0 +1,1 @@
+"""Ops that libraries run on the GPU. Importing this package imports none of the libraries."""
