@@ -6,7 +6,7 @@ poisoned with NaN bytes before a run, so that what was not written shows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -166,6 +166,9 @@ class _Chain:
         ]
         if self.case.captured:
             return run_captured(self, ready, group)
+        restore = _blank(ready)
+        _rehearse(ready, group)
+        restore()
         results = group.run(lambda comm: _launch_all(ready[comm.rank]))
         group.synchronize()
         return [
@@ -298,10 +301,9 @@ def run_captured(
     leaves the caches as they are.
     """
     every = [one for of_rank in ready for one in of_rank]
-    wanted = [{name: tensor.clone() for name, tensor in given(one.step).items()} for one in every]
-    for one in every:
-        for name, blank in (("hidden", 0), ("lengths", 0), ("slots", -1), ("index_slots", -1)):
-            getattr(one.step, name).fill_(blank)
+    restore = _blank(ready)
+    if group is not None and chain.case.concurrent:
+        _rehearse(ready, group)
 
     def launch() -> list[list[tuple[str, SimpleNamespace]]]:
         if group is None:
@@ -315,9 +317,7 @@ def run_captured(
     # Ranks launch from threads of their own, so what other threads do may not end the capture.
     with torch.cuda.graph(graph, capture_error_mode="relaxed" if group else "global"):
         results = [result for of_rank in launch() for result in of_rank]
-    for one, tensors in zip(every, wanted, strict=True):
-        for name, tensor in tensors.items():
-            getattr(one.step, name).copy_(tensor)
+    restore()
     graph.replay()
     wait()
     unstable = _replay_again(graph, every, results, chain.case.replays - 1)
@@ -327,6 +327,40 @@ def run_captured(
         runs[-1].unstable = differing
     layers = chain.case.layers
     return [runs[first : first + layers] for first in range(0, len(runs), layers)]
+
+
+def _blank(ready: Sequence[Sequence[Prepared]]) -> Callable[[], None]:
+    """Steps without hidden states, lengths and slots; the result puts everything back."""
+    steps = [one.step for of_rank in ready for one in of_rank]
+    wanted = [{name: tensor.clone() for name, tensor in given(step).items()} for step in steps]
+    for step in steps:
+        for name, blank in (("hidden", 0), ("lengths", 0), ("slots", -1), ("index_slots", -1)):
+            getattr(step, name).fill_(blank)
+
+    def restore() -> None:
+        for step, tensors in zip(steps, wanted, strict=True):
+            for name, tensor in tensors.items():
+                getattr(step, name).copy_(tensor)
+        torch.cuda.synchronize()  # ranks may run on streams of their own
+
+    return restore
+
+
+def _rehearse(ready: Sequence[Sequence[Prepared]], group: DeviceRanks) -> None:
+    """Every launch of every rank once, one rank after the other, on mailboxes that are full.
+
+    Behind it no kernel has to be loaded and no memory to be had while a poll waits for words: the
+    driver may wait for that poll, and whoever sends the words for the driver.
+    """
+    for rank, of_rank in enumerate(ready):
+
+        def alone(comm: Any, rank: int = rank, of_rank: Sequence[Prepared] = of_rank) -> None:
+            if comm.rank == rank:
+                _launch_all(of_rank, group.fill)
+
+        group.run(alone)
+        group.synchronize()
+    group.arm()
 
 
 def _replay_again(
@@ -356,7 +390,9 @@ def _replay_again(
     return [*differing]
 
 
-def _launch_all(ready: Sequence[Prepared]) -> list[tuple[str, SimpleNamespace]]:
+def _launch_all(
+    ready: Sequence[Prepared], before_each: Callable[[], None] = lambda: None
+) -> list[tuple[str, SimpleNamespace]]:
     """Runs the layers one behind the other and keeps what each has left in the scratch."""
     results = []
     for number, one in enumerate(ready):
@@ -364,6 +400,7 @@ def _launch_all(ready: Sequence[Prepared]) -> list[tuple[str, SimpleNamespace]]:
             before = ready[number - 1].step
             one.step.hidden.copy_((before.hidden.float() + before.out.float()).bfloat16())
         poison(one.layer)
+        before_each()
         method = one.layer.run(one.step)
         views = one.layer.views(one.layer.declared_rows(one.step))
         results.append((method, cloned(views)))

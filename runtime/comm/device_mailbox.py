@@ -112,7 +112,8 @@ class TimeoutRecord:
             start = box.local.data_ptr()
             if start <= address < start + box.local.numel() * box.local.element_size():
                 return _timeout(box, stage, (address - start) // WORD_BYTES, seen)
-        text = f"stage {stage}, rank {self.rank}: waited at an unknown address"
+        shown = " ".join(f"0x{value:08X}" for value in seen)
+        text = f"stage {stage}, rank {self.rank}: waited at 0x{address:X} in vain, saw {shown}"
         return MailboxTimeout(text, mailbox="", stage=stage, rank=self.rank, peers=(), word=())
 
 

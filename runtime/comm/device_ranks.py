@@ -90,7 +90,7 @@ class DeviceRanks:
         self._buffers: dict[str, tuple[MailboxSpec, list[list[torch.Tensor]]]] = {}
         self._lock = threading.Lock()
         self._turns: Turns | None = None
-        self._streams: dict[int, torch.cuda.Stream] = {}
+        self._streams: list[torch.cuda.Stream] = []
         self._comms = [DeviceComm(self, rank) for rank in range(ranks)]
 
     def rank(self, rank: int) -> DeviceComm:
@@ -117,6 +117,20 @@ class DeviceRanks:
             raise MailboxError(f"mailbox {spec.name} is declared twice: {known} and {spec}")
         return buffers
 
+    def fill(self) -> None:
+        """Words that say nothing come into every mailbox, in the order of the current stream."""
+        for spec, by_parity in self._buffers.values():
+            for words in (words for of_ranks in by_parity for words in of_ranks):
+                words.fill_(spec.silent_word)
+
+    def arm(self) -> None:
+        """Every word of every mailbox is the sentinel again, and the device is idle."""
+        for spec, by_parity in self._buffers.values():
+            for words in (words for of_ranks in by_parity for words in of_ranks):
+                words.fill_(spec.signed_sentinel)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def hand_on(self, rank: int) -> None:
         """In lockstep returns once every other rank has come to its next poll, or has ended."""
         if self._turns is not None:
@@ -133,6 +147,8 @@ class DeviceRanks:
         errors: list[tuple[int, BaseException]] = []
         self._turns = Turns(self.ranks) if self.lockstep else None
         here = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
+        if here is not None and not self.lockstep:
+            self._make_streams()
 
         def body(rank: int) -> None:
             failed = True
@@ -181,6 +197,11 @@ class DeviceRanks:
         found = [comm.record.error(comm.boxes.values()) for comm in self._comms]
         return [error for error in found if error is not None]
 
+    def _make_streams(self) -> None:
+        """One a rank, all of them before the first rank may wait for another one's words."""
+        while len(self._streams) < self.ranks:
+            self._streams.append(torch.cuda.Stream(self.device))
+
     @contextmanager
     def _on_stream(self, rank: int, here: torch.cuda.Stream | None) -> Iterator[None]:
         """The stream that a rank's thread launches on, behind and ahead of the caller's."""
@@ -189,7 +210,7 @@ class DeviceRanks:
             return
         stream = here
         if not self.lockstep:
-            stream = self._streams.setdefault(rank, torch.cuda.Stream(self.device))
+            stream = self._streams[rank]
             stream.wait_stream(here)
         with torch.cuda.stream(stream):
             # Makes the device's context this thread's own; launches of the driver need one.

@@ -21,6 +21,9 @@ __all__ = ["Mailbox", "MailboxError", "MailboxSpec", "MailboxTimeout", "RankAbor
 # Words quoted in a time-out: one 16-byte fragment, the unit in which kernels poll.
 _FRAGMENT = 4
 
+# As BF16 a pair with -0, as FP32 -0, as an id that of no candidate.
+_LOWEST = -(1 << 31)
+
 
 class MailboxError(RuntimeError):
     """A mailbox was declared or used against its protocol."""
@@ -102,6 +105,11 @@ class MailboxSpec:
     def signed_sentinel(self) -> int:
         """The sentinel as the int32 value with the same bits."""
         return self.sentinel - (1 << 32) if self.sentinel >= 1 << 31 else self.sentinel
+
+    @property
+    def silent_word(self) -> int:
+        """An int32 that has come and says nothing: a zero, or the id of no candidate."""
+        return 0 if self.signed_sentinel == _LOWEST else _LOWEST
 
     @property
     def word_shape(self) -> tuple[int, ...]:

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from math import gcd
 
 import cutlass
-from cutlass import BFloat16, Float32, Int64, Uint8, Uint32, cute
+from cutlass import BFloat16, Float32, Uint8, cute
 from cutlass.memory import SmemAllocator
 
-from . import barrier, mailbox, memory, mma, reduce
+from . import barrier, memory, mma, reduce
 from .tiles import ALIGN, BLOCK, TileShape, prefetch_map
 
 REQUESTING_WARP = 0
@@ -36,7 +36,7 @@ STORE_WIDTH = 4
 """Outputs of one store, at most."""
 SUM_PAD = 4
 """FP32 words behind the outputs of one token: fragments then hit distinct banks."""
-BF16_BYTES, FP32_BYTES = 2, 4
+FP32_BYTES = 4
 SHARED_BYTES = 227 * 1024
 """Shared memory that a CTA may have."""
 STAGE_COLUMNS = (256, 128, 64)
@@ -300,38 +300,8 @@ class SkinnyGemm:
             row = self._token_tile() * self.tokens + token
             column = self._output_tile() * parts + part
             if row < y.shape[0] and column < self.outputs // self.width:
-                total = self._total(ring, token, part)
-                memory.vector_at(y[row, None], column, self.width).store(total)
-
-    @cute.jit
-    def publish(self, ring: Ring, rows, owned: cutlass.Constexpr, peers: cute.Tensor):
-        """As `store`, into the mailboxes of the ranks, without negative zeros.
-
-        peers: i64, addresses of this rank's [rows, outputs] in every rank's mailbox. With `owned`
-        outputs a rank each rank gets those of its own, otherwise all of them get all.
-        """
-        parts = self.tile_n // self.width
-        first = cute.arch.thread_idx()[0]
-        for share in cutlass.range(first, self.tokens * parts, self.threads, unroll=1):
-            token, part = share // parts, share % parts
-            row = self._token_tile() * self.tokens + token
-            column = self._output_tile() * parts + part
-            if row < rows and column < self.outputs // self.width:
-                pairs = self._total(ring, token, part).bitcast(Uint32)
-                count = self.width * BF16_BYTES // mailbox.WORD_BYTES
-                words = [mailbox.clear_negative_zero(pairs[place]) for place in range(count)]
-                offset = Int64(row) * (self.outputs * BF16_BYTES)
-                offset = offset + column * (self.width * BF16_BYTES)
-                if cutlass.const_expr(owned):
-                    owner = column * self.width // owned
-                    mailbox.store(peers[owner] + offset, words)
-                else:
-                    for peer in cutlass.range_constexpr(cute.size(peers)):
-                        mailbox.store(peers[peer] + offset, words)
-
-    def _total(self, ring: Ring, token, part) -> cute.TensorSSA:
-        """BF16 of one token's `part`-th outputs: what the groups of columns have kept, in order."""
-        total = memory.load_float(ring.sums[0, token, None], part, self.width)
-        for group in range(1, self.column_groups):
-            total = total + memory.load_float(ring.sums[group, token, None], part, self.width)
-        return total.to(BFloat16)
+                total = memory.load_float(ring.sums[0, token, None], part, self.width)
+                for group in cutlass.range_constexpr(1, self.column_groups):
+                    kept = memory.load_float(ring.sums[group, token, None], part, self.width)
+                    total = total + kept
+                memory.vector_at(y[row, None], column, self.width).store(total.to(BFloat16))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kpipe.runtime.comm.device_mailbox import TimeoutRecord
 from kpipe.runtime.launch_cases.small import DEVICE, Verdict
 
 KEPT = 8
@@ -37,13 +38,18 @@ class Boxes:
 
     def __init__(self) -> None:
         self._known: dict[int, list[Tensor]] = {}
-        self.record = torch.empty(0)
+        self._record: TimeoutRecord | None = None
 
     def fault(self) -> Tensor:
         """The operand that says where a poll leaves its record."""
-        if not self.record.numel():
-            self.record = torch.zeros(8, dtype=torch.int32, device=DEVICE)
-        return torch.tensor([self.record.data_ptr()], dtype=torch.int64, device=DEVICE)
+        if self._record is None:
+            self._record = TimeoutRecord(0, torch.device(DEVICE))
+        return self._record.fault
+
+    def time_out(self) -> str:
+        """Which poll of the launches so far has given up, also once the device is lost; or ""."""
+        error = self._record.error(()) if self._record is not None else None
+        return str(error) if error is not None else ""
 
     def table(
         self, ranks: int, shape: tuple[int, ...], dtype: torch.dtype, sentinel: int, offset: int

@@ -25,6 +25,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from kpipe.runtime.device import pdl, skinny
+from kpipe.runtime.device.output_mail import PublishedGemm
 from kpipe.runtime.host.compile import Symbol, TensorSpec
 
 INPUTS = 6144
@@ -69,8 +70,8 @@ class OProj:
             raise ValueError(f"two_shot: {OUTPUTS} columns do not divide by {RANKS} ranks")
         self._product()
 
-    def _product(self) -> skinny.SkinnyGemm:
-        return skinny.SkinnyGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens)
+    def _product(self) -> PublishedGemm:
+        return PublishedGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens)
 
     @cute.jit
     def __call__(self, gated: cute.Tensor, o_proj: cute.Tensor, o_mail_peers: cute.Tensor, stream):

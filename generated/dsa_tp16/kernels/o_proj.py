@@ -43,7 +43,8 @@ class OProj:
 
     release:  let the dependent grid start once this one's loads are requested.
     pdl:      launch with the attribute that lets this grid start before its predecessor ends.
-    dcp:      publishing has a file of its own in pipelines that shard contexts.
+    dcp:      publish into the peers' mailboxes instead of writing out; has no kernel yet.
+    two_shot: how those partials are split; means nothing without dcp.
     tile_n:   outputs of a CTA, a multiple of 8.
     tokens:   rows of a CTA: 8, 16, 32 or 64. Any number of rows may be launched; the
               smallest that holds them all is the fastest.
@@ -54,12 +55,15 @@ class OProj:
     release: bool = True
     pdl: bool = True
     dcp: bool = False
+    two_shot: bool = False
     tile_n: int = 64
     tokens: int = 64
 
     def __post_init__(self) -> None:
         if self.dcp:
-            raise ValueError("this o_proj writes `out`; it was generated without dcp")
+            raise ValueError(
+                "o_proj writes `out`; publishing the partial into mailboxes (dcp) has no kernel yet"
+            )
         self._product()
 
     def _product(self) -> skinny.SkinnyGemm:
