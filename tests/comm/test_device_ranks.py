@@ -11,6 +11,7 @@ import torch
 from kpipe.runtime.comm.device_mailbox import STAGES, own_offset, peer_table
 from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.mailbox import MailboxError, MailboxSpec, MailboxTimeout
+from kpipe.runtime.comm.sanitise import EMPTY_ID
 from kpipe.runtime.comm.turns import TurnAborted, Turns
 
 RANKS = 4
@@ -52,6 +53,22 @@ def test_mailboxes_are_armed_and_apart():
             assert box is ranks.rank(rank).mailbox(ROWS, parity)
             seen.add(box.local.data_ptr())
     assert len(seen) == 2 * RANKS
+
+
+@pytest.mark.parametrize("spec", [QUERY, ROWS, GATHER, SHARED], ids=lambda spec: spec.name)
+def test_full_mailboxes_keep_nobody_waiting_and_say_nothing(spec):
+    ranks = group()
+    boxes = [ranks.rank(rank).mailbox(spec, parity) for rank in range(RANKS) for parity in (0, 1)]
+    ranks.fill()
+    for box in boxes:
+        assert not (box.local.view(torch.int32) == spec.signed_sentinel).any()
+        if spec.dtype in (torch.bfloat16, torch.float8_e4m3fn):
+            assert not box.local.float().any()  # zeros, or nothing but negative ones
+        else:
+            assert (box.local == EMPTY_ID).all()  # the id of no candidate
+    ranks.arm()
+    for box in boxes:
+        assert (box.local.view(torch.int32) == spec.signed_sentinel).all()
 
 
 def test_operands_are_cut_to_the_rows():

@@ -52,6 +52,13 @@ class Launched:
         return any(name.endswith("_peers") for name in self.names)
 
 
+class IdleStream(HostStream):
+    """The caller's stream, on which nothing is ever left to do."""
+
+    def synchronize(self) -> None:
+        return
+
+
 class Device:
     """Stands in for compiler and device."""
 
@@ -60,7 +67,7 @@ class Device:
         self.rank_of: dict[int, int] = {}  # address of a record of time-outs or a table -> rank
         monkeypatch.setattr(launch, "compile_kernel", self.compiled)
         monkeypatch.setattr(launch, "side_stream", lambda device, name, *rest: HostStream(name))
-        monkeypatch.setattr(layer_module.torch.cuda, "current_stream", lambda *_: HostStream("m"))
+        monkeypatch.setattr(layer_module.torch.cuda, "current_stream", lambda *_: IdleStream("m"))
         monkeypatch.setattr(layer_module.torch.cuda, "stream", lambda stream: nullcontext())
         monkeypatch.setattr(layer_module, "_refuse_host", lambda name, device: None)
 
