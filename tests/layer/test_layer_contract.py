@@ -13,7 +13,8 @@ from layer_inputs import engine_inputs, with_empty_requests
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import LayerError, Step, given
-from kpipe.runtime.trial import Case, poison, run_case
+from kpipe.runtime.prepared import poison
+from kpipe.runtime.trial import Case, run_case
 
 
 def _refused(error: type[Exception], text: str, call: Any, *arguments: Any, **named: Any) -> None:

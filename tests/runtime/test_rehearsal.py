@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from kpipe.runtime import trial
+from kpipe.runtime import prepared
 from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.mailbox import MailboxSpec
 
@@ -27,11 +27,11 @@ def test_each_rank_launches_alone_on_full_mailboxes_and_leaves_them_armed(monkey
             boxes[one.rank].fill_(-1)  # read, and armed again
             launched.append(one)
 
-    monkeypatch.setattr(trial, "_launch_all", launch_all)
+    monkeypatch.setattr(prepared, "launch_all", launch_all)
     ready = [
         [SimpleNamespace(rank=rank, layer=layer) for layer in range(2)] for rank in range(RANKS)
     ]
-    trial._rehearse(ready, group)
+    prepared.rehearse(ready, group)
     assert [(one.rank, one.layer) for one in launched] == [
         (rank, layer) for rank in range(RANKS) for layer in range(2)
     ]
@@ -40,8 +40,8 @@ def test_each_rank_launches_alone_on_full_mailboxes_and_leaves_them_armed(monkey
 
 
 def test_blank_steps_come_back_as_they_were(monkeypatch):
-    monkeypatch.setattr(trial.torch.cuda, "synchronize", lambda: None)
-    step = trial.Step(
+    monkeypatch.setattr(prepared.torch.cuda, "synchronize", lambda: None)
+    step = prepared.Step(
         hidden=torch.ones(2, 4),
         out=torch.ones(2, 4),
         lengths=torch.tensor([5, 6]),
@@ -51,7 +51,7 @@ def test_blank_steps_come_back_as_they_were(monkeypatch):
         index_table=torch.ones(2, 1),
         q=1,
     )
-    restore = trial._blank([[SimpleNamespace(step=step)]])
+    restore = prepared.blank([[SimpleNamespace(step=step)]])
     assert not step.hidden.any() and not step.lengths.any()
     assert (step.slots == -1).all() and (step.index_slots == -1).all()
     restore()
