@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from kpipe.runtime.host import launch
 from kpipe.runtime.host.compile import Symbol, flags_of
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import LayerError
+from kpipe.runtime.prepared import launch_all, rehearse
 from kpipe.runtime.recording import HostStream
 
 DTYPES = {
@@ -201,3 +203,25 @@ def test_mailboxes_must_lie_where_the_backend_runs(layers, device):
         inputs.prepared(layer_class, backend="cuda")
     with pytest.raises((LayerError, MailboxError), match="2 ranks, the group has 4"):
         inputs.prepared(layer_class, backend="cuda", comm=DeviceRanks(4, "cpu").rank(0))
+
+
+def test_a_rehearsal_launches_everything_of_one_rank_after_the_other(layers, device, monkeypatch):
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 132)
+    layer_class = layers.dcp(2, mode="wait")
+    group = DeviceRanks(2, "cpu", lockstep=False)
+    monkeypatch.setattr(group, "synchronize", lambda: None)
+    ready = []
+    for rank in range(2):
+        inputs = engine_inputs(layer_class, (20, 23, 26), rank=rank)
+        layer = inputs.prepared(layer_class, backend="cuda", comm=group.rank(rank))
+        device.know(group.rank(rank))
+        ready.append([SimpleNamespace(layer=layer, step=inputs.step)])
+    rehearse(ready, group)
+    exchanges = [one for one in device.launched if one.polls or one.publishes]
+    by_rank = [[one.kernel for one in exchanges if one.rank == rank] for rank in range(2)]
+    assert by_rank[0] == by_rank[1] and [one.rank for one in exchanges] == sorted(
+        one.rank for one in exchanges
+    )
+    rehearsed = len(device.launched)
+    group.run(lambda comm: launch_all(ready[comm.rank]))
+    assert len(device.launched) == 2 * rehearsed
