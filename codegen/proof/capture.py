@@ -17,26 +17,15 @@ from kpipe.codegen.plan.build import build_mode
 from kpipe.codegen.plan.model import Method, PipelinePlan, StepPlan
 from kpipe.codegen.plan.resolve import Resolved
 from kpipe.codegen.proof.edges import edges
-from kpipe.codegen.proof.instants import PER_LAUNCH, START
+from kpipe.codegen.proof.graph_edges import FULL, PROGRAMMATIC, GraphEdge, graph_edges
 from kpipe.codegen.proof.lower import lower
 from kpipe.codegen.proof.program import Kernel, Program
 from kpipe.codegen.proof.schedule_form import encode
 from kpipe.codegen.proof.synthesis import synthesise
 
 LAYERS = 2
-FULL, PROGRAMMATIC = "full", "programmatic"
 TRIGGER_PORT = 1  # of a kernel node: its trigger, and not its completion
 Use = tuple[str, int, int]  # arch, q, rows
-_KINDS = {"graph_full": FULL, "graph_start": PROGRAMMATIC}
-
-
-@dataclass(frozen=True, order=True)
-class PredictedEdge:
-    """Launch `target` depends on launch `source`; both are positions in the program."""
-
-    target: int
-    source: int
-    kind: str  # full, programmatic
 
 
 @dataclass(frozen=True)
@@ -45,7 +34,7 @@ class PredictedGraph:
 
     nodes: Mapping[int, str]  # position -> the launch, as a person calls it
     kernels: Mapping[int, str]  # position -> how the kernel's name begins; copies have none
-    edges: tuple[PredictedEdge, ...]
+    edges: tuple[GraphEdge, ...]
 
 
 @dataclass(frozen=True)
@@ -99,13 +88,7 @@ def predicted_graph(program: Program) -> PredictedGraph:
             if isinstance(launch.node, Kernel):
                 kernels[position] = symbol(name)
             seen[name] += 1
-    predicted = {
-        PredictedEdge(position, edge.source // PER_LAUNCH, _KINDS[edge.rule])
-        for position in nodes
-        for edge in found.parents[PER_LAUNCH * position + START]
-        if edge.rule in _KINDS
-    }
-    return PredictedGraph(nodes, kernels, tuple(sorted(predicted)))
+    return PredictedGraph(nodes, kernels, graph_edges(found))
 
 
 def symbol(name: str) -> str:

@@ -6,29 +6,22 @@ The edges are those of the proof, read off the second of two captured layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.proof.edges import edges
-from kpipe.codegen.proof.instants import PER_LAUNCH
+from kpipe.codegen.proof.graph_edges import PROGRAMMATIC, graph_edges
 from kpipe.codegen.proof.lower import BETWEEN_LAYERS, lower
 
 LAYER_BEFORE = " of the layer before"
-Port = Literal["full", "programmatic"]
-_PORTS: dict[str, Port] = {"graph_full": "full", "graph_start": "programmatic"}
 
 
 @dataclass(frozen=True)
 class Edge:
-    """`second` depends on `first`.
-
-    full: it starts when `first` has completed.  programmatic: it starts when `first` has released
-    it or exited.  `event`: through a fork or a join, else along the stream.
-    """
+    """`second` depends on `first`, in the words of `GraphEdge`."""
 
     first: str
     second: str
-    port: Port
+    port: str
     event: bool
 
 
@@ -47,7 +40,7 @@ class Graph:
     @property
     def programmatic(self) -> int:
         """How many edges have the programmatic port."""
-        return sum(edge.port == "programmatic" for edge in self.edges)
+        return sum(edge.port == PROGRAMMATIC for edge in self.edges)
 
     @property
     def beside(self) -> frozenset[tuple[str, str]]:
@@ -67,19 +60,15 @@ def captured_layer(pipeline: PipelinePlan, step: StepPlan) -> Graph:
     names = [launch.node.name for launch in found.launches]
     ahead = names.index(BETWEEN_LAYERS)  # the end of the first layer
     names = [name + LAYER_BEFORE * (place < ahead) for place, name in enumerate(names)]
-    listed: dict[Edge, None] = {}
-    before: list[set[int]] = []
-    for position, name in enumerate(names):
-        behind: set[int] = set()
-        for instant in range(PER_LAUNCH):
-            for source in found.parents[PER_LAUNCH * position + instant]:
-                first = source.source // PER_LAUNCH
-                port = _PORTS.get(source.rule)
-                if port:
-                    behind |= {first, *before[first]}
-                if port and position > ahead:
-                    listed[Edge(names[first], name, port, source.event >= 0)] = None
-        before.append(behind)
+    linked = graph_edges(found)
+    before: list[set[int]] = [set() for _ in names]
+    for edge in linked:  # by target, so that what a source stands behind is known
+        before[edge.target] |= {edge.source, *before[edge.source]}
+    listed = tuple(
+        Edge(names[edge.source], names[edge.target], edge.kind, edge.event)
+        for edge in linked
+        if edge.target > ahead
+    )
     own = range(ahead + 1, len(names) - 1)
     ordered = frozenset((names[first], names[at]) for at in own for first in before[at])
-    return Graph(tuple(names[position] for position in own), tuple(listed), ordered)
+    return Graph(tuple(names[position] for position in own), listed, ordered)

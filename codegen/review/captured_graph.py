@@ -10,13 +10,10 @@ from dataclasses import dataclass
 
 from kpipe.codegen.plan.model import MAIN, PipelinePlan, StepPlan
 from kpipe.codegen.proof.edges import edges
-from kpipe.codegen.proof.instants import PER_LAUNCH, START
+from kpipe.codegen.proof.graph_edges import graph_edges
 from kpipe.codegen.proof.lower import BETWEEN_LAYERS, lower
 from kpipe.codegen.proof.program import Kernel
 from kpipe.codegen.proof.replay import predicted_streams
-
-FULL, PROGRAMMATIC = "full", "programmatic"
-PORTS = {FULL: 0, PROGRAMMATIC: 1}  # cudaGraphKernelNodePort: default, programmatic
 
 
 @dataclass(frozen=True)
@@ -41,8 +38,8 @@ class Node:
 
 
 @dataclass(frozen=True)
-class GraphEdge:
-    """Node `second` depends on node `first`; `kind` is FULL or PROGRAMMATIC."""
+class NodeEdge:
+    """Node `second` depends on node `first`; `kind` is full or programmatic."""
 
     first: int
     second: int
@@ -59,10 +56,10 @@ class CapturedGraph:
     """
 
     nodes: tuple[Node, ...]
-    edges: tuple[GraphEdge, ...]
+    edges: tuple[NodeEdge, ...]
     replay_streams: int
 
-    def into(self, node: int) -> tuple[GraphEdge, ...]:
+    def into(self, node: int) -> tuple[NodeEdge, ...]:
         """The edges into a node, by first node."""
         return tuple(edge for edge in self.edges if edge.second == node)
 
@@ -77,9 +74,7 @@ def captured_graph(plan: PipelinePlan, step: StepPlan) -> CapturedGraph:
     count = len(step.launches) + 1  # with what runs between layers
     own = range(len(found.launches) - count, len(found.launches))
     linked = {
-        (edge.source // PER_LAUNCH, position, FULL if edge.rule == "graph_full" else PROGRAMMATIC)
-        for position in own
-        for edge in found.parents[PER_LAUNCH * position + START]
+        (edge.source, edge.target, edge.kind) for edge in graph_edges(found) if edge.target in own
     }
     shown = sorted({first for first, _, _ in linked} | set(own))
     depths = dict.fromkeys(shown, 0)
@@ -102,5 +97,5 @@ def captured_graph(plan: PipelinePlan, step: StepPlan) -> CapturedGraph:
         )
     numbers = {position: number for number, position in enumerate(shown)}
     order = sorted((numbers[second], numbers[first], kind) for first, second, kind in linked)
-    listed = tuple(GraphEdge(first, second, kind) for second, first, kind in order)
+    listed = tuple(NodeEdge(first, second, kind) for second, first, kind in order)
     return CapturedGraph(tuple(nodes), listed, predicted_streams(step))

@@ -6,15 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kpipe.codegen.plan.model import MAIN
+from kpipe.codegen.proof.graph_edges import FULL, PORTS, PROGRAMMATIC
 from kpipe.codegen.review import svg
 from kpipe.codegen.review.captions import Caption, heading, text_heading, wrapped
-from kpipe.codegen.review.captured_graph import (
-    FULL,
-    PORTS,
-    PROGRAMMATIC,
-    CapturedGraph,
-    GraphEdge,
-)
+from kpipe.codegen.review.captured_graph import CapturedGraph, NodeEdge
 
 BOX_HEIGHT, ROW, COLUMN_GAP = 28.0, 46.0, 50.0
 TOP = 92.0  # of the first node, below the heading
@@ -58,7 +53,7 @@ def graph_text(views: Sequence[GraphView]) -> str:
     return "\n\n".join("\n".join(lines) for lines in [*parts, wrapped(ABOUT)]) + "\n"
 
 
-def _edge_words(graph: CapturedGraph, edge: GraphEdge) -> str:
+def _edge_words(graph: CapturedGraph, edge: NodeEdge) -> str:
     return f"{edge.kind} {edge.first} {graph.nodes[edge.first].title}"
 
 
@@ -127,7 +122,7 @@ def _panel(view: GraphView, place: _Place, top: float, width: float) -> tuple[li
     return parts, first + deepest * ROW + BOX_HEIGHT + 34
 
 
-def _port_words(graph: CapturedGraph, edge: GraphEdge) -> str:
+def _port_words(graph: CapturedGraph, edge: NodeEdge) -> str:
     first, second = graph.nodes[edge.first].title, graph.nodes[edge.second].name
     return f"{second} <- {first}, port {PORTS[edge.kind]}"
 
@@ -146,7 +141,7 @@ def _node(view: GraphView, place: _Place, number: int, first: float) -> str:
     return svg.titled(title, [*parts, svg.text(*middle, node.title, mono=True, anchor="middle")])
 
 
-def _edge(graph: CapturedGraph, place: _Place, edge: GraphEdge, first: float) -> list[str]:
+def _edge(graph: CapturedGraph, place: _Place, edge: NodeEdge, first: float) -> list[str]:
     """Straight down to the next node of a column; out to another column and down to its node, or
     down beside its node and into it, whichever column has nothing in the way."""
     a, b = graph.nodes[edge.first], graph.nodes[edge.second]

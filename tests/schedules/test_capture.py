@@ -14,7 +14,8 @@ from fake_gpu import KERNEL, FakeMachine, Node
 from spec_project import make_project
 
 from kpipe.codegen.cli import main
-from kpipe.codegen.proof.capture import PredictedEdge, differences, predicted_graph
+from kpipe.codegen.proof.capture import differences, predicted_graph
+from kpipe.codegen.proof.graph_edges import GraphEdge
 from kpipe.codegen.proof.program import Copy, Kernel, Launch, Program, Record, Segment, Wait
 from kpipe.runtime import verify_capture
 from kpipe.runtime.schedules import layers, trial_file
@@ -60,10 +61,10 @@ def test_the_prediction_of_a_fork() -> None:
         4: "c (layer 0)",
     }
     assert graph.edges == (
-        PredictedEdge(2, 1, "programmatic"),
-        PredictedEdge(3, 1, "full"),
-        PredictedEdge(4, 2, "programmatic"),
-        PredictedEdge(4, 3, "full"),
+        GraphEdge(2, 1, "programmatic", False),
+        GraphEdge(3, 1, "full", True),
+        GraphEdge(4, 2, "programmatic", False),
+        GraphEdge(4, 3, "full", True),
     )
     assert differences(graph, recorded()) == ()
 
