@@ -18,7 +18,8 @@ from kpipe.runtime.oracle.compare import (
 )
 from kpipe.runtime.oracle.dsa_layer import oracle_layer
 from kpipe.runtime.oracle.result import Result, Rounding
-from kpipe.runtime.trial import RankRun, Trial
+from kpipe.runtime.prepared import RankRun
+from kpipe.runtime.trial import Trial
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +112,9 @@ class LaunchCheck:
         flags = case.flags = dict(flags_of(kernel))
         specs = operands_of(ready.module, kernel)
         full = case.inputs(rows, q)  # the oracle may need what a flag leaves out
-        done = run_eager(
-            compile_kernel(kernel, specs, self.arch), present(full, specs), case.outputs
-        )
+        compiled, given = compile_kernel(kernel, specs, self.arch), present(full, specs)
+        with time_out_told(case):
+            done = run_eager(compiled, given, case.outputs, case)
         verdict = case.check(full, done, q, **judged(case, flags))
         self._record(name, flags, rows, q, "eager", verdict)
 
@@ -134,8 +135,12 @@ class LaunchCheck:
         for operand, tensor in live.items():
             if tensor is not None:
                 tensor.copy_(given[operand])
-        graph.replay()
-        torch.cuda.synchronize()
+        with time_out_told(case):
+            arrive = arrival_of(case, live)
+            torch.cuda.synchronize()  # nothing may arrive ahead of its mailbox
+            graph.replay()
+            arrive()
+            torch.cuda.synchronize()
         verdict = case.check(full, live, q, **judged(case, flags))
         self._record(name, flags, rows, q, "captured", verdict)
 
@@ -156,10 +161,34 @@ def present(given: Mapping[str, Tensor], specs: tuple) -> dict[str, Tensor | Non
     return {operand: None if spec is None else value for (operand, value), spec in pairs}
 
 
-def run_eager(kernel: Any, given: Operands, outputs: tuple[str, ...]) -> dict[str, Tensor | None]:
-    """Launches on copies of the outputs, so that `given` keeps what was there before."""
+def arrival_of(case: Any, live: dict[str, Tensor | None]) -> Callable[[], None]:
+    """Made ready ahead of a launch on `live`: what the case lets arrive while it waits."""
+    return case.arrival(live) if hasattr(case, "arrival") else lambda: None
+
+
+@contextmanager
+def time_out_told(case: Any) -> Iterator[None]:
+    """An error of the device gets a note that says which poll has given up, where one has."""
+    try:
+        yield
+    except RuntimeError as error:
+        if note := case.boxes.time_out() if hasattr(case, "boxes") else "":
+            error.add_note(note)
+        raise
+
+
+def run_eager(
+    kernel: Any, given: Operands, outputs: tuple[str, ...], case: Any = None
+) -> dict[str, Tensor | None]:
+    """Launches on copies of the outputs, so that `given` keeps what was there before.
+
+    What `case` lets arrive comes while the launch waits.
+    """
     done = {name: copy_of(given[name]) if name in outputs else given[name] for name in given}
+    arrive = arrival_of(case, done)
+    torch.cuda.synchronize()  # nothing may arrive ahead of its mailbox
     kernel(*done.values())
+    arrive()
     torch.cuda.synchronize()
     return done
 

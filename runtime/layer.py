@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kpipe.runtime.comm.virtual_ranks import SingleRank
+from kpipe.runtime.comm.choice import comm_for
 from kpipe.runtime.formats import PagedCache
 from kpipe.runtime.library.catalogue import LibraryOp, UnusedOp, refusals
 from kpipe.runtime.library.site import site_of
@@ -82,13 +82,13 @@ class Layer:
         self.backend = backend
         if backend == "cuda":
             self.refuse_missing_kernels()
-        self.comm = self._checked_comm(comm)
+        self._weights = self._checked_weights(weights)
+        device = next(iter(self._weights.values())).device
+        self.comm = comm_for(self, comm, device)
         self.shard = Shard()
         if self.CONTEXT_PARALLEL:
             self.shard = Shard(self.comm.rank, self.RANKS, self.INTERLEAVE)
-        self._weights = self._checked_weights(weights)
         self._bind_caches(caches)
-        device = next(iter(self._weights.values())).device
         scratch = scratch or Scratch(device)
         self._bind_memory(scratch, layer)
         self._check_storage()
@@ -167,22 +167,20 @@ class Layer:
             raise LayerError(f"{self.NAME}: {'; '.join(found)}")
 
     def _prepare_cuda(self, device: torch.device, scratch: Scratch) -> None:
-        if device.type != "cuda":
-            raise LayerError(
-                f"{self.NAME}: the weights lie on {device}, and the cuda backend runs where they "
-                "are; move them to a CUDA device"
-            )
+        _refuse_host(self.NAME, device)
         from kpipe.runtime.host import launch  # needs the compiler
 
+        comm = self.comm if self.CONTEXT_PARALLEL else None
         for name, priority in self.STREAMS.items():
-            setattr(self, name, launch.side_stream(device, name, priority))
+            group = comm.key if comm else 0
+            setattr(self, name, launch.side_stream(device, name, priority, group))
         self.main = torch.cuda.current_stream(device)
         calls = self.calls()
         for op in self.OPS:
             bound = self._bound(op)
             if op.kernel:
                 ready = launch.CudaOp(
-                    op, self.PACKAGE, bound, self.arch, lambda: self._views.rows, self._enter
+                    op, self.PACKAGE, bound, self.arch, lambda: self._views.rows, self._enter, comm
                 )
                 for call in calls:
                     if call.op == op.name:
@@ -193,20 +191,6 @@ class Layer:
                 ready = UnusedOp(op)
             setattr(self, op.name, ready)
         self.main.synchronize()  # steps may run on another stream than what was made ready here
-
-    def _checked_comm(self, comm: Any) -> Any:
-        if comm is None:
-            if self.CONTEXT_PARALLEL and self.RANKS > 1:
-                raise LayerError(
-                    f"{self.NAME} runs on {self.RANKS} ranks: prepare() needs `comm`, for example "
-                    f"VirtualRanks({self.RANKS}).rank(0)"
-                )
-            return SingleRank() if self.CONTEXT_PARALLEL else _Alone()
-        if comm.ranks != self.RANKS:
-            raise LayerError(
-                f"{self.NAME} is generated for {self.RANKS} ranks, the group has {comm.ranks}"
-            )
-        return comm
 
     def _checked_weights(self, weights: Weights) -> dict[str, Tensor]:
         tensors = given(weights)
@@ -353,7 +337,9 @@ class Layer:
         self.comm.stage = op.name
 
 
-class _Alone:
-    """The group of a layer without mailboxes."""
-
-    rank, ranks, stage = 0, 1, ""
+def _refuse_host(name: str, device: torch.device) -> None:
+    if device.type != "cuda":
+        raise LayerError(
+            f"{name}: the weights lie on {device}, and the cuda backend runs where they are; move "
+            "them to a CUDA device"
+        )

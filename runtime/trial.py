@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
 from kpipe.runtime.generated_folder import geometry_of, stages
 from kpipe.runtime.layer import Layer
@@ -28,20 +28,16 @@ from kpipe.runtime.oracle.caches import (
 from kpipe.runtime.oracle.geometry import Geometry
 from kpipe.runtime.oracle.inputs import Batch, make_batch, make_weights, rank_weights
 from kpipe.runtime.oracle.inputs import Weights as ModelWeights
-
-
-@dataclass
-class RankRun:
-    """What one rank holds after a run."""
-
-    rank: int
-    layer: Layer
-    method: str
-    views: SimpleNamespace  # buffers cut to the declared rows
-    out: Tensor  # [rows, hidden] BF16, the step's own rows
-    latent: PagedBytes  # caches with their metadata; data is what the layer has written
-    index: PagedBytes
-    unstable: int | None = None  # replays that left other bits than the first; None without any
+from kpipe.runtime.prepared import (
+    Prepared,
+    RankRun,
+    blank,
+    cloned,
+    launch_all,
+    poison,
+    rehearse,
+    run_captured,
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +76,7 @@ class Case:
     distinct_keys: int = 0  # index keys repeat after that many positions, so that scores tie
     cache_bytes: int = 0  # each cache is at least that large, its pages in use anywhere in it
     replays: int = 1  # of the graph; every one has to leave the same bits
+    concurrent: bool = False  # ranks of one device at the same time, not in lockstep
 
     @property
     def device(self) -> torch.device:
@@ -96,7 +93,9 @@ def run_case(layer_class: type[Layer], case: Case) -> tuple[Trial, ...]:
     """
     chain = _Chain(layer_class, case)
     first = chain.contexts(0).hidden
-    if layer_class.CONTEXT_PARALLEL:
+    if layer_class.CONTEXT_PARALLEL and case.backend == "cuda":
+        by_rank = chain.run_on_device(first)
+    elif layer_class.CONTEXT_PARALLEL:
         group = VirtualRanks(layer_class.RANKS, timeout_s=120.0)
         by_rank = group.run(lambda comm: chain.run_rank(first, comm))
     else:
@@ -133,8 +132,10 @@ class _Chain:
             distinct_keys=self.case.distinct_keys,
         )
 
-    def spare_blocks(self, cache: str) -> int:
-        """Blocks of a cache that no request uses."""
+    def spare_blocks(self, cache: str, rank: int) -> int:
+        """Blocks of a cache that no request uses; of several ranks only the first has many."""
+        if self.layer_class.CONTEXT_PARALLEL and rank:
+            return 3
         spec = self.layer_class.MEMORY.caches[cache]
         form = self.layer_class.MEMORY.cache_format(cache)
         return max(3, -(-self.case.cache_bytes // (spec.page * form.row_bytes)))
@@ -147,12 +148,40 @@ class _Chain:
             hidden = _next_hidden(hidden, runs[-1:])
         return runs
 
+    def run_on_device(self, hidden: Tensor) -> list[list[RankRun]]:
+        """All layers on all ranks of a group on one device."""
+        group = DeviceRanks(self.layer_class.RANKS, "cuda", lockstep=not self.case.concurrent)
+        if not (self.case.captured or self.case.concurrent):
+            return group.run(lambda comm: self.run_rank(hidden, comm))
+        scratch = [Scratch(self.case.device) for _ in range(group.ranks)]
+        numbers = range(self.case.layers)
+        ready = [
+            [prepare(self, n, hidden, group.rank(rank), rank, scratch[rank]) for n in numbers]
+            for rank in range(group.ranks)
+        ]
+        if self.case.captured:
+            return run_captured(ready, self.case.replays, group)
+        restore = blank(ready)
+        rehearse(ready, group)
+        restore()
+        results = group.run(lambda comm: launch_all(ready[comm.rank]))
+        group.synchronize()
+        return [
+            [one.finished(*result) for one, result in zip(*of_rank, strict=True)]
+            for of_rank in zip(ready, results, strict=True)
+        ]
+
     def run_alone(self, hidden: Tensor) -> list[list[RankRun]]:
         """All layers on ranks that exchange nothing, one after the other."""
         ranks = self.case.only_ranks or (0,)
         scratch = [Scratch(self.case.device) for _ in ranks]
         if self.case.captured:
-            return [run_captured(self, hidden, rank, scratch[n]) for n, rank in enumerate(ranks)]
+            numbers = range(self.case.layers)
+            found = []
+            for place, rank in enumerate(ranks):
+                of_rank = [prepare(self, n, hidden, None, rank, scratch[place]) for n in numbers]
+                found += run_captured([of_rank], self.case.replays)
+            return found
         runs: list[list[RankRun]] = [[] for _ in ranks]
         for number in range(self.case.layers):
             for place, rank in enumerate(ranks):
@@ -164,33 +193,6 @@ class _Chain:
 
 def _next_hidden(hidden: Tensor, runs: Sequence[RankRun]) -> Tensor:
     return (hidden.float() + sum(run.out.float() for run in runs)).bfloat16()
-
-
-@dataclass
-class Prepared:
-    """A layer of the chain, ready to run on the device, and what it was built from."""
-
-    rank: int
-    layer: Layer
-    step: Step
-    latent: PagedBytes
-    index: PagedBytes
-    caches: Caches  # on the device
-
-    def finished(self, method: str, views: SimpleNamespace) -> RankRun:
-        """The state after a run, on the CPU; cache bytes go back into `latent` and `index`."""
-        self.latent.data.copy_(self.caches.latent_kv)
-        self.index.data.copy_(self.caches.index_kv)
-        kept = {n: v.cpu() for n, v in vars(views).items() if isinstance(v, Tensor)}
-        return RankRun(
-            self.rank,
-            self.layer,
-            method,
-            SimpleNamespace(**kept, rows=views.rows),
-            self.step.out.cpu(),
-            self.latent,
-            self.index,
-        )
 
 
 def prepare(
@@ -211,7 +213,7 @@ def prepare(
         page=latent_spec.page,
         shard=shard,
         block_rows=case.block_rows,
-        spare_blocks=chain.spare_blocks("latent_kv"),
+        spare_blocks=chain.spare_blocks("latent_kv", rank),
         seed=case.seed + rank,
     )
     index = build_index_cache(
@@ -219,7 +221,7 @@ def prepare(
         batch,
         page=index_spec.page,
         shard=shard,
-        spare_blocks=chain.spare_blocks("index_kv"),
+        spare_blocks=chain.spare_blocks("index_kv", rank),
         seed=case.seed + rank + 50,
     )
     layer = layer_class()
@@ -256,82 +258,6 @@ def _run_rank(
     return ready.finished(method, cloned(ready.layer.views(ready.layer.declared_rows(ready.step))))
 
 
-def run_captured(chain: _Chain, hidden: Tensor, rank: int, scratch: Scratch) -> list[RankRun]:
-    """All layers in one CUDA graph with poisoned scratch ahead of each, replayed once.
-
-    Captured with other inputs than it is replayed on: hidden states of zeros, no lengths, slots
-    of -1.  The first run, eager and on those inputs, leaves the caches as they are.
-    """
-    ready = [prepare(chain, n, hidden, None, rank, scratch) for n in range(chain.case.layers)]
-    wanted = [{name: tensor.clone() for name, tensor in given(one.step).items()} for one in ready]
-    for one in ready:
-        for name, blank in (("hidden", 0), ("lengths", 0), ("slots", -1), ("index_slots", -1)):
-            getattr(one.step, name).fill_(blank)
-    _launch_all(ready)  # warm: streams, allocator
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = _launch_all(ready)
-    for one, tensors in zip(ready, wanted, strict=True):
-        for name, tensor in tensors.items():
-            getattr(one.step, name).copy_(tensor)
-    graph.replay()
-    torch.cuda.synchronize()
-    unstable = _replay_again(graph, ready, results, chain.case.replays - 1)
-    runs = []
-    for one, (method, views), differing in zip(ready, results, unstable, strict=True):
-        runs.append(one.finished(method, views))
-        runs[-1].unstable = differing
-    return runs
-
-
-def _replay_again(
-    graph: torch.cuda.CUDAGraph,
-    ready: Sequence[Prepared],
-    results: Sequence[tuple[str, SimpleNamespace]],
-    times: int,
-) -> list[int | None]:
-    """Per layer how many of `times` further replays left other bits; None without any.
-
-    The graph poisons the scratch itself; a layer inserts the same rows again.
-    """
-    if times < 1:
-        return [None] * len(ready)
-
-    def bits(place: int) -> list[Tensor]:
-        tensors = [ready[place].step.out, *vars(results[place][1]).values()]
-        return [t.view(torch.uint8) for t in tensors if isinstance(t, Tensor)]
-
-    first = [[t.clone() for t in bits(place)] for place in range(len(ready))]
-    differing = [0] * len(ready)
-    for _ in range(times):
-        graph.replay()
-        for place, kept in enumerate(first):
-            same = all(torch.equal(a, b) for a, b in zip(kept, bits(place), strict=True))
-            differing[place] += not same
-    return [*differing]
-
-
-def _launch_all(ready: Sequence[Prepared]) -> list[tuple[str, SimpleNamespace]]:
-    """Runs the layers one behind the other and keeps what each has left in the scratch."""
-    results = []
-    for number, one in enumerate(ready):
-        if number:
-            before = ready[number - 1].step
-            one.step.hidden.copy_((before.hidden.float() + before.out.float()).bfloat16())
-        poison(one.layer)
-        method = one.layer.run(one.step)
-        views = one.layer.views(one.layer.declared_rows(one.step))
-        results.append((method, cloned(views)))
-    return results
-
-
-def cloned(views: SimpleNamespace) -> SimpleNamespace:
-    """Copies of every tensor of `views`."""
-    tensors = {n: v.clone() for n, v in vars(views).items() if isinstance(v, Tensor)}
-    return SimpleNamespace(**tensors, rows=views.rows)
-
-
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on a device with the same strides: what lies between its blocks moves along."""
     if tensor.device == device:
@@ -352,12 +278,3 @@ def step_of(batch: Batch, latent: PagedBytes, index: PagedBytes) -> Step:
         index_table=index.table,
         q=batch.q,
     )
-
-
-def poison(layer: Layer) -> None:
-    """Fill every buffer with bytes that are NaN in every float type and absurd as integers."""
-    for name in layer.MEMORY.buffers:
-        layer.buffers[name].view(torch.uint8).fill_(0x7F)
-    for name, spec in layer.MEMORY.buffers.items():
-        if spec.dtype in ("bf16", "fp32"):
-            layer.buffers[name].fill_(torch.nan)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from math import isfinite
 from pathlib import Path
@@ -43,10 +44,12 @@ def main(argv: list[str]) -> int:
         return USAGE
     except SystemExit:  # --help
         return FINE
+    if options.concurrent:  # before CUDA starts: a queue that waits may not stand in a rank's way
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
     try:
         layer_class = load_layer(options.folder)
         case = _case(layer_class, options)
-        if _wants_suite(options, case):
+        if _wants_suite(layer_class, options, case):
             return _run_suite(layer_class, case, options)
         if options.backend == "cuda" and (reason := _cannot_run(layer_class, case)):
             print(f"error: {reason}", file=sys.stderr)
@@ -210,6 +213,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--q", type=int, metavar="N", help="query rows per request [default: 1]")
     parser.add_argument("--lengths", metavar="L,L,...", help="context lengths, new rows included")
     parser.add_argument("--captured", action="store_true", help="all layers in one CUDA graph")
+    parser.add_argument(
+        "--concurrent", action="store_true", help="ranks of one device at once, not in lockstep"
+    )
     parser.add_argument("--layers", type=int, metavar="N", help="chained layers [default: 1]")
     parser.add_argument("--seed", type=int, metavar="N", help="of the inputs [default: 0]")
     parser.add_argument("--format", choices=("text", "json"), default="text")
@@ -232,8 +238,11 @@ def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
         raise UsageError(f"--layers {layers}: at least one layer")
     if options.captured and backend != "cuda":
         raise UsageError("--captured needs --backend cuda")
-    if options.captured and options.stop_after:
-        raise UsageError("--captured runs whole layers; leave out --stop-after")
+    if options.concurrent and not (backend == "cuda" and layer_class.CONTEXT_PARALLEL):
+        raise UsageError("--concurrent needs --backend cuda and a context-parallel layer")
+    whole = next((name for name in ("captured", "concurrent") if getattr(options, name)), "")
+    if whole and options.stop_after:
+        raise UsageError(f"--{whole} runs whole layers; leave out --stop-after")
     if options.stop_after and layers > 1:
         raise UsageError("--stop-after cuts off the output that the next of --layers reads")
     return Case(
@@ -246,15 +255,27 @@ def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
         stop_after=options.stop_after,
         backend=backend,
         captured=options.captured,
+        concurrent=options.concurrent,
     )
 
 
-ONE_CASE = ("virtual_ranks", "stop_after", "q", "lengths", "captured", "layers", "seed")
+ONE_CASE = (
+    "virtual_ranks",
+    "stop_after",
+    "q",
+    "lengths",
+    "captured",
+    "concurrent",
+    "layers",
+    "seed",
+)
 """Options that describe a case; with one of them that case runs, and not the suite."""
 
 
-def _wants_suite(options: argparse.Namespace, case: Case) -> bool:
+def _wants_suite(layer_class: type[Layer], options: argparse.Namespace, case: Case) -> bool:
     named = [name for name in ONE_CASE if getattr(options, name) not in (None, "", False)]
+    if layer_class.CONTEXT_PARALLEL and "virtual_ranks" in named:
+        named.remove("virtual_ranks")  # all of them run in any case
     whole = "suite" if options.suite else "launches" if options.launches else ""
     if whole and named:
         word = named[0].replace("_", "-")

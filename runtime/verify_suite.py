@@ -36,7 +36,7 @@ def suite(layer_class: type[Layer], arch: str, backend: str) -> tuple[NamedCase,
     """The cases of a layer, sized by its geometry and by what it declares for `arch`."""
     top_k, context = geometry_of(layer_class).top_k, _context(layer_class)
     page = layer_class.MEMORY.caches["latent_kv"].page
-    chained = 1 if layer_class.CONTEXT_PARALLEL else 3
+    chained = 1 if layer_class.CONTEXT_PARALLEL and backend != "cuda" else 3
     least = min(q for known, q in layer_class.TABLE if known == arch)
 
     def case(lengths: tuple[int, ...], q: int = least, layers: int = 1, **more: object) -> Case:
@@ -116,8 +116,8 @@ def methods(layer_class: type[Layer], arch: str) -> tuple[str, ...]:
 
 
 def run_methods(layer_class: type[Layer], arch: str, backend: str) -> dict[str, Trial]:
-    """The same step by every method of the table; layers under context parallelism have none."""
-    if layer_class.CONTEXT_PARALLEL:
+    """The same step by every method of the table; under context parallelism on a device only."""
+    if layer_class.CONTEXT_PARALLEL and backend != "cuda":
         return {}
     top_k = geometry_of(layer_class).top_k
     lengths = (top_k + 200, 1, 64, 2 * top_k, 0, 65, top_k, 2)

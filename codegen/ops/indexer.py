@@ -25,6 +25,8 @@ _TIE = Option(
     "tie", ("low_id", "high_id"), doc="which of several equal scores at the k-th place is kept"
 )
 
+_PARTS = tactics((15, {"parts": 8}), (32, {"parts": 4}), (64, {"parts": 2}))  # all resident
+
 _KEY_OPERANDS = (
     reads("wk", "rows, index_dim", "bf16", type=REPLICATED),
     reads("wv", "rows, index_heads", "bf16", type=REPLICATED),
@@ -89,7 +91,6 @@ INDEX_SCORES = Contract(
     constants=("shard",),
     reference="indexer:index_scores",
     kernel="index_scores",
-    kernel_when="!dcp",  # a share of the context is written for and has not run
     limits=Limits(
         cache_formats=("index_fp8",),
         pages=(64,),
@@ -117,7 +118,7 @@ TOPK_SELECT = Contract(
     release=Release.AFTER_LOADS,
     limits=Limits(dcp=False, divides=(("context", 128),)),
     tile=("parts",),
-    tactics=tactics((15, {"parts": 8}), (32, {"parts": 4}), (64, {"parts": 2})),  # all resident
+    tactics=_PARTS,
 )
 
 _CANDIDATES = "dcp, rows_cap, top_k, 2"
@@ -134,7 +135,10 @@ TOPK_LOCAL = Contract(
     options=(_TIE,),
     constants=("top_k", "shard"),
     reference="select:topk_local",
-    limits=Limits(tp=False),
+    kernel="topk_local",
+    limits=Limits(tp=False, divides=(("context", 128),)),
+    tile=("parts",),
+    tactics=_PARTS,
 )
 
 TOPK_MERGE = Contract(
@@ -152,8 +156,9 @@ TOPK_MERGE = Contract(
     options=(_TIE,),
     constants=("top_k", "shard"),
     reference="select:topk_merge",
+    kernel="topk_merge",
     release=Release.NEVER,
-    limits=Limits(tp=False),
+    limits=Limits(tp=False, divides=(("top_k", 2),)),
 )
 
 CONTRACTS = (DSA_INDEX, INDEX_FRONT, INDEX_SCORES, TOPK_SELECT, TOPK_LOCAL, TOPK_MERGE)

@@ -102,7 +102,6 @@ O_PROJ = Contract(
     ),
     reference="projection:o_proj",
     kernel="o_proj",
-    kernel_when="!dcp",
     release=Release.AFTER_LOADS,
     limits=Limits(divides=(("heads * v_dim", 64),)),
     tile=_TILE,
@@ -132,6 +131,7 @@ O_REDUCE = Contract(
     flags=(Flag("two_shot", Derive.OPTION, "reduce"),),
     options=(Option("reduce", ("one_shot", "two_shot"), table=True),),
     reference="reduce:o_reduce",
+    kernel="o_reduce",
     release=Release.NEVER,
     limits=Limits(tp=False, divides=(("hidden", 8),)),
 )

@@ -96,7 +96,9 @@ DCP_VALUE = Contract(
     flags=(Flag("pushes", Derive.ONLY_WRITER, "partial_mail", "the core has not pushed already"),),
     constants=("shard", "lse_base", "rounds", "sigmoid"),
     reference="value:dcp_value",
-    limits=Limits(tp=False),
+    kernel="dcp_value",
+    fixes=(("round_merged", "bf16"), ("round_value", "bf16")),
+    limits=Limits(tp=False, divides=(("kv_lora", 32), ("v_dim", 8))),
     release=Release.NEVER,
 )
 

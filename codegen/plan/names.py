@@ -27,7 +27,6 @@ LAYER_WORDS = frozenset(
             "bound",
             "buffers",
             "check_step",
-            "checked_comm",
         ),
         *(
             "calls",

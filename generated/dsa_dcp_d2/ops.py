@@ -35,6 +35,7 @@ OPS = (
         weights=("w_uv",),
         constants={"rounds": ROUNDS, "sigmoid": "refined"},
         needs_shard=True,
+        kernel="dcp_value:DcpValue",
     ),
     Op(
         name="dsa_index",
@@ -85,6 +86,7 @@ OPS = (
         stage="indexer",
         reference=indexer.index_scores,
         needs_shard=True,
+        kernel="index_scores:IndexScores",
     ),
     Op(
         name="mla_query",
@@ -98,6 +100,7 @@ OPS = (
             "rounds": ROUNDS,
             "dcp": True,
         },
+        kernel="mla_query:MlaQuery",
     ),
     Op(
         name="o_proj",
@@ -105,11 +108,21 @@ OPS = (
         reference=projection.o_proj,
         weights=("o_proj",),
         constants={"dcp": True},
+        kernel="o_proj:OProj",
+        tactics={
+            ("sm_90a", 16): {"tile_n": 64, "tokens": 16},
+            ("sm_90a", 32): {"tile_n": 64, "tokens": 32},
+            ("sm_90a", 64): {"tile_n": 64, "tokens": 64},
+            ("sm_100a", 16): {"tile_n": 64, "tokens": 16},
+            ("sm_100a", 32): {"tile_n": 64, "tokens": 32},
+            ("sm_100a", 64): {"tile_n": 64, "tokens": 64},
+        },
     ),
     Op(
         name="o_reduce",
         stage="o_proj",
         reference=reduce.o_reduce,
+        kernel="o_reduce:OReduce",
     ),
     Op(
         name="packed_gemm",
@@ -153,6 +166,7 @@ OPS = (
         name="query_wait",
         stage="query",
         reference=query.query_wait,
+        kernel="query_wait:QueryWait",
     ),
     Op(
         name="sparse_decode",
@@ -185,6 +199,15 @@ OPS = (
         reference=select.topk_local,
         constants={"top_k": TOP_K, "tie": "low_id"},
         needs_shard=True,
+        kernel="topk_local:TopkLocal",
+        tactics={
+            ("sm_90a", 8): {"parts": 8},
+            ("sm_90a", 32): {"parts": 4},
+            ("sm_90a", 64): {"parts": 2},
+            ("sm_100a", 8): {"parts": 8},
+            ("sm_100a", 32): {"parts": 4},
+            ("sm_100a", 64): {"parts": 2},
+        },
     ),
     Op(
         name="topk_merge",
@@ -192,6 +215,7 @@ OPS = (
         reference=select.topk_merge,
         constants={"top_k": TOP_K, "tie": "low_id"},
         needs_shard=True,
+        kernel="topk_merge:TopkMerge",
     ),
     Op(
         name="trtllm_gen",

@@ -21,6 +21,9 @@ __all__ = ["Mailbox", "MailboxError", "MailboxSpec", "MailboxTimeout", "RankAbor
 # Words quoted in a time-out: one 16-byte fragment, the unit in which kernels poll.
 _FRAGMENT = 4
 
+# As BF16 a pair with -0, as FP32 -0, as an id that of no candidate.
+_LOWEST = -(1 << 31)
+
 
 class MailboxError(RuntimeError):
     """A mailbox was declared or used against its protocol."""
@@ -104,6 +107,11 @@ class MailboxSpec:
         return self.sentinel - (1 << 32) if self.sentinel >= 1 << 31 else self.sentinel
 
     @property
+    def silent_word(self) -> int:
+        """An int32 that has come and says nothing: a zero, or the id of no candidate."""
+        return 0 if self.signed_sentinel == _LOWEST else _LOWEST
+
+    @property
     def word_shape(self) -> tuple[int, ...]:
         """`shape` with the last axis counted in words."""
         return (*self.shape[:-1], self.shape[-1] * self.dtype.itemsize // WORD_BYTES)
@@ -118,6 +126,18 @@ class MailboxSpec:
             return ()
         places = ranges[self.source_axis]
         return tuple(sorted({place // self.source_stride for place in places}))
+
+
+def check_sources(spec: MailboxSpec, ranks: int) -> None:
+    """Raises MailboxError where a mailbox has places for other writers than `ranks` of them."""
+    if spec.source_axis is None:
+        return
+    writers = spec.shape[spec.source_axis] // spec.source_stride
+    if writers != ranks:
+        raise MailboxError(
+            f"mailbox {spec.name}: axis {spec.source_axis} has places for {writers} ranks, "
+            f"the group has {ranks}"
+        )
 
 
 class Mailbox:

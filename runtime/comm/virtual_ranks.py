@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from kpipe.runtime.comm.gate import Gate, RankAborted
-from kpipe.runtime.comm.mailbox import Mailbox, MailboxError, MailboxSpec
+from kpipe.runtime.comm.mailbox import Mailbox, MailboxError, MailboxSpec, check_sources
 
 __all__ = ["RankAborted", "RankComm", "SingleRank", "VirtualRanks"]
 
@@ -102,7 +102,7 @@ class VirtualRanks:
         """
         with self._boxes_lock:
             if spec.name not in self._boxes:
-                self._check_sources(spec)
+                check_sources(spec, self.ranks)
                 armed = [
                     [spec.armed_words() for _ in range(self.ranks)] for _ in range(spec.parities)
                 ]
@@ -146,16 +146,6 @@ class VirtualRanks:
             error.add_note(f"raised by rank {rank} of {self.ranks}")
             raise error
         return results
-
-    def _check_sources(self, spec: MailboxSpec) -> None:
-        if spec.source_axis is None:
-            return
-        writers = spec.shape[spec.source_axis] // spec.source_stride
-        if writers != self.ranks:
-            raise MailboxError(
-                f"mailbox {spec.name}: axis {spec.source_axis} has places for {writers} ranks, "
-                f"the group has {self.ranks}"
-            )
 
 
 class SingleRank(RankComm):

@@ -4,6 +4,10 @@ A call of the generated layer names operands in contract order, which is the ord
 reference function; the kernel's own `operands()` says which of them it takes, and in which order.
 Every (op, flags, tactic) that a layer can launch is compiled in prepare(), so that nothing is
 compiled, allocated or looked up on the device while a CUDA graph is captured.
+
+A mailbox travels as up to three operands: `NAME`, this rank's buffer cut to the rows of the step;
+`NAME_peers`, the addresses of this rank's share in every rank's; `fault`, where a poll that gives
+up leaves its record.  A kernel polls where it takes `fault`, and publishes where it takes peers.
 """
 
 from __future__ import annotations
@@ -11,22 +15,36 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kpipe.runtime.comm.device_mailbox import DeviceMailbox
 from kpipe.runtime.formats import PagedCache
 from kpipe.runtime.host.compile import compile_kernel
 from kpipe.runtime.metadata import LayerError
 from kpipe.runtime.op import Call, Op
 
+HALVES = ("publish", "collect")
+"""Values of a kernel's flag `half`: what it sends, and what it waits for; "whole" is both."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A compiled kernel, the names of its operands in order, and whether it polls."""
+
+    kernel: Callable[..., None]
+    order: tuple[str, ...]
+    polls: bool
+
 
 class CudaOp:
     """The kernel of one op: compiled per structure, called with the step's tensors.
 
-    `bound` are weights and constants; `rows` gives the rows of the step that is running.
+    `bound` are weights and constants; `rows` gives the rows of the step that is running; `comm` is
+    this rank's end of a group on the device, None for a rank alone.
     """
 
     def __init__(
@@ -37,6 +55,7 @@ class CudaOp:
         arch: str,
         rows: Callable[[], int],
         enter: Callable[[Op], None],
+        comm: Any = None,
     ) -> None:
         module_name, _, class_name = op.kernel.partition(":")
         self.op = op
@@ -48,24 +67,35 @@ class CudaOp:
         self._enter = enter
         self._names = tuple(inspect.signature(op.reference).parameters)
         self._fields = {field.name for field in fields(self.kernel_class)}
-        self._ready: dict[tuple, tuple[Callable[..., None], tuple[str, ...]]] = {}
+        self._comm = comm
+        self._ready: dict[tuple, tuple[Launch, ...]] = {}
 
     def compile(self, call: Call) -> None:
-        """Make the kernel of that call ready; what the compiler raises passes through."""
+        """Make the kernel of that call ready; what the compiler raises passes through.
+
+        Raises LayerError for a kernel that publishes and polls with more CTAs than this rank can
+        count on to run at the same time.
+        """
         self._compiled(call.rows, call.flags)
 
     def __call__(self, *operands: Any, **named: Any) -> None:
         self._enter(self.op)
-        given = dict(zip(self._names, operands, strict=False))
+        rows = self._rows()
+        given: dict[str, Any] = {}
         flags = []
-        for name, value in named.items():
-            if isinstance(value, Tensor | PagedCache):
-                given[name] = value
+        for name, value in (*zip(self._names, operands, strict=False), *named.items()):
+            if isinstance(value, DeviceMailbox):
+                given.update(value.operands(rows))
+            elif isinstance(value, Tensor | PagedCache):
+                given[name] = _tensor(value)
             else:
                 flags.append((name, value))
-        launch, order = self._compiled(self._rows(), tuple(sorted(flags)))
         bound = self._bound
-        launch(*(_tensor(given[n]) if n in given else bound[n] if n else None for n in order))
+        for launch in self._compiled(rows, tuple(sorted(flags))):
+            if launch.polls and self._comm is not None:
+                self._comm.before_poll()
+            order = launch.order
+            launch.kernel(*(given[n] if n in given else bound[n] if n else None for n in order))
 
     def kernel(self, rows: int, flags: Iterable[tuple[str, Any]] = ()) -> Any:
         """The kernel object (its fields are its flags) that such a call launches."""
@@ -76,20 +106,56 @@ class CudaOp:
             shard = self._bound["shard"]
             place = {"rank": shard.rank, "ranks": shard.ranks, "interleave": shard.interleave}
             values.update({name: value for name, value in place.items() if name in self._fields})
+        if self._comm is not None:
+            place = {"rank": self._comm.rank, "resident": self._comm.resident}
+            values.update({name: value for name, value in place.items() if name in self._fields})
         values.update(self.op.tactic(self._arch, rows))
         values.update({name: value for name, value in flags if name in self._fields})
         return self.kernel_class(**values)
 
-    def _compiled(
-        self, rows: int, flags: tuple[tuple[str, Any], ...]
-    ) -> tuple[Callable[..., None], tuple[str, ...]]:
+    def _compiled(self, rows: int, flags: Iterable[tuple[str, Any]]) -> tuple[Launch, ...]:
+        flags = tuple(pair for pair in flags if pair[0] in self._fields)
         key = (rows, flags)
         if key not in self._ready:
-            kernel = self.kernel(rows, flags)
-            specs = operands_of(self.module, kernel)
-            names = tuple(spec.name if spec else "" for spec in specs)
-            self._ready[key] = compile_kernel(kernel, specs, self._arch), names
+            whole = self.kernel(rows, flags)
+            names = _names(operands_of(self.module, whole))
+            exchanges = "half" in self._fields and _polls(names) and _publishes(names)
+            if exchanges and self._comm is not None and self._comm.in_halves:
+                kernels = [replace(whole, half=half) for half in HALVES]
+            else:
+                self._refuse_crowd(whole, rows, exchanges)
+                kernels = [whole]
+            self._ready[key] = tuple(self._launch(kernel) for kernel in kernels)
         return self._ready[key]
+
+    def _launch(self, kernel: Any) -> Launch:
+        specs = operands_of(self.module, kernel)
+        names = _names(specs)
+        return Launch(compile_kernel(kernel, specs, self._arch), names, _polls(names))
+
+    def _refuse_crowd(self, kernel: Any, rows: int, exchanges: bool) -> None:
+        """CTAs that wait for words which CTAs behind them would send wait for ever."""
+        if not exchanges or self._comm is None:
+            return
+        needed = kernel.resident_ctas(rows)
+        if needed > self._comm.resident:
+            raise LayerError(
+                f"{self.op.name} publishes and polls: {needed} CTAs have to run at the same time, "
+                f"rank {self._comm.rank} can count on {self._comm.resident} multiprocessors; drive "
+                "the ranks in lockstep, or give them more of a device"
+            )
+
+
+def _names(specs: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(spec.name if spec else "" for spec in specs)
+
+
+def _polls(names: Iterable[str]) -> bool:
+    return "fault" in names
+
+
+def _publishes(names: Iterable[str]) -> bool:
+    return any(name.endswith("_peers") for name in names)
 
 
 def operands_of(module: Any, kernel: Any) -> tuple[Any, ...]:
@@ -104,12 +170,14 @@ def _tensor(value: Tensor | PagedCache) -> Tensor:
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
-_STREAMS: dict[tuple[torch.device, str, int], torch.cuda.Stream] = {}
+_STREAMS: dict[tuple[torch.device, str, int, int], torch.cuda.Stream] = {}
 
 
-def side_stream(device: torch.device, name: str, priority: int) -> torch.cuda.Stream:
-    """The side stream of that name: one per device, shared by all layers."""
-    key = (device, name, priority)
+def side_stream(
+    device: torch.device, name: str, priority: int, group: int = 0
+) -> torch.cuda.Stream:
+    """The side stream of that name: one per device, shared by all layers of a `group`."""
+    key = (device, name, priority, group)
     if key not in _STREAMS:
         _STREAMS[key] = torch.cuda.Stream(device, priority=priority)
     return _STREAMS[key]

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from kpipe.runtime.launch_cases import gemm, query, scores, select, small, sparse
+from kpipe.runtime.launch_cases import (
+    candidates,
+    exchange,
+    gemm,
+    query,
+    scores,
+    select,
+    small,
+    sparse,
+)
 
 CASES = {
     **small.CASES,
@@ -11,4 +20,6 @@ CASES = {
     **scores.CASES,
     **select.CASES,
     **sparse.CASES,
+    **candidates.CASES,
+    **exchange.CASES,  # in place of those that know no mailboxes
 }

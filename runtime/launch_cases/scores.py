@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kpipe.runtime.launch_cases.small import DEVICE, NAN, Verdict
+from kpipe.runtime.sharding import Shard
 
 EDGES = (131072, 0, 1, 63, 64, 65, 2047, 2048, 2049, 32768, 5000)
 """Lengths of the requests: long, empty, around a page, around many pages."""
@@ -31,7 +32,7 @@ class IndexScoresCase:
 
     def __init__(self, module: ModuleType):
         self.module = module
-        self.flags = {"product": "f16"}  # of the launch that `check` judges
+        self.flags: dict[str, object] = {"product": "f16"}  # of the launch that `check` judges
 
     def inputs(self, rows: int, q: int) -> dict[str, Tensor]:
         """Every edge once, from one that depends on the number of requests, then short ones."""
@@ -44,12 +45,19 @@ class IndexScoresCase:
         """Every request TIMED_LENGTH long."""
         return self.of_lengths(torch.full((rows // q,), TIMED_LENGTH), q)
 
+    @property
+    def shard(self) -> Shard:
+        """The share of every context that the launch scores."""
+        names = ("rank", "ranks", "interleave")
+        return Shard(**{name: int(self.flags[name]) for name in names if name in self.flags})
+
     def of_lengths(self, lengths: Tensor, q: int, spare: int = 5) -> dict[str, Tensor]:
         """Operands for requests of the given lengths; `spare` blocks of the cache stay unused."""
         m = self.module
         lengths = lengths.to(DEVICE, torch.int32)
         requests = lengths.numel()
-        pages = -(-lengths.long() // m.PAGE)
+        held = self.shard.local_length(lengths.long())
+        pages = -(-held // m.PAGE)
         width = int(pages.max()) + 3
         blocks = int(pages.sum()) + spare
         order = torch.randperm(blocks, device=DEVICE).int()
@@ -61,7 +69,7 @@ class IndexScoresCase:
         return {
             "index_q8": random_codes(requests * q, m.INDEX_HEADS, m.INDEX_DIM),
             "index_w": weights,
-            "index_kv": self._cache(blocks, table, lengths),
+            "index_kv": self._cache(blocks, table, held),
             "index_table": table,
             "lengths": lengths,
             "scores": torch.full((requests * q, width * m.PAGE + 8), NAN, device=DEVICE),
@@ -91,7 +99,7 @@ class IndexScoresCase:
         before = given["scores"].view(torch.int32)
         flat = given["index_kv"].flatten(1)
         for request, length in enumerate(given["lengths"].tolist()):
-            tokens = torch.arange(length, device=DEVICE)
+            tokens = torch.arange(self.shard.local_length(length), device=DEVICE)
             block = given["index_table"][request].long()[tokens // m.PAGE]
             token = (tokens % m.PAGE)[:, None]
             at = token * m.INDEX_DIM + torch.arange(m.INDEX_DIM, device=DEVICE)
@@ -100,7 +108,7 @@ class IndexScoresCase:
             scale = flat[block[:, None], at].view(torch.float32).double().flatten()
             for turn in range(q):
                 row = request * q + turn
-                seen = max(length - q + 1 + turn, 0)
+                seen = self.shard.local_length(max(length - q + 1 + turn, 0))
                 query = decoded(given["index_q8"][row])
                 weight = given["index_w"][row].double()
                 dots = torch.relu(keys[:seen] @ query.t())

@@ -19,6 +19,31 @@ def keys_of(scores: Tensor) -> Tensor:
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
+def random_scores(seen: list[int], context: int, *, plain: bool = False) -> Tensor:
+    """FP32 [rows, context], NaN behind the keys that a row sees; with ties, infinities, NaN and
+    every magnitude, unless they are to be `plain`."""
+    scores = torch.full((len(seen), context), NAN, device=DEVICE)
+    for row, count in enumerate(seen):
+        values = torch.randn(count, device=DEVICE) * 3
+        kind = 0 if plain else row % 7
+        if kind == 1:
+            values = (values * 4).round() / 4  # many ties, both zeros
+        elif kind == 2:
+            values = torch.full_like(values, 0.5)  # nothing but ties
+        elif kind == 3 and count:
+            values[:: max(count // 7, 1)] = -torch.inf
+            values[3 :: max(count // 5, 1)] = NAN
+            values[: count // 2] *= 1e-30
+        elif kind == 4:
+            values *= 1e6  # beyond FP16
+        elif kind == 5:
+            values = values.sort().values  # all of the best side by side
+        elif kind == 6:
+            values = values.round() * 1e-9  # ties among what FP16 takes for zeros
+        scores[row, :count] = values
+    return scores
+
+
 class TopkSelectCase:
     """selected, valid = exact top-k of each row, physical rows in ascending order of position."""
 
@@ -42,26 +67,8 @@ class TopkSelectCase:
             lengths = [LENGTHS[(offset + r) % len(LENGTHS)] for r in range(requests)]
         else:
             lengths = [length] * requests
-        scores = torch.full((rows, m.CONTEXT), NAN, device=DEVICE)
-        for row in range(rows):
-            seen = max(lengths[row // q] - q + 1 + row % q, 0)
-            values = torch.randn(seen, device=DEVICE) * 3
-            kind = row % 7 if length is None else 0
-            if kind == 1:
-                values = (values * 4).round() / 4  # many ties, both zeros
-            elif kind == 2:
-                values = torch.full_like(values, 0.5)  # nothing but ties
-            elif kind == 3 and seen:
-                values[:: max(seen // 7, 1)] = -torch.inf
-                values[3 :: max(seen // 5, 1)] = NAN
-                values[: seen // 2] *= 1e-30
-            elif kind == 4:
-                values *= 1e6  # beyond FP16
-            elif kind == 5:
-                values = values.sort().values  # all of the best side by side
-            elif kind == 6:
-                values = values.round() * 1e-9  # ties among what FP16 takes for zeros
-            scores[row, :seen] = values
+        seen = [max(lengths[row // q] - q + 1 + row % q, 0) for row in range(rows)]
+        scores = random_scores(seen, m.CONTEXT, plain=length is not None)
         pages = -(-max(*lengths, 1) // m.PAGE)
         blocks = requests * pages + 3
         table = torch.randperm(blocks, device=DEVICE)[: requests * pages]

@@ -17,7 +17,7 @@ _REGISTER = re.compile(r"%[a-z]+\d+")
 # Plain accesses have one address; of a copy into shared memory the second one is global, or
 # that of the parameter which describes the tensor.
 _ACCESS = re.compile(
-    r"(ld|st)\.global\S*\s.*?\[([^\]]+)\]"
+    r"(ld|st)(?:\.relaxed\.sys)?\.global\S*\s.*?\[([^\]]+)\]"
     r"|(cp\.async)\S*\.shared\S*\.global\S*\s+\[[^\]]+\], \[([^\],]+)"
 )
 _PARAMETER = re.compile(r"_param_(\d+)(\+\d+)?[\];]")
@@ -70,7 +70,7 @@ def _register_sources(lines: list[str]) -> dict[str, frozenset[int]]:
     for line in lines:
         names = _REGISTER.findall(line)
         if not names or line.startswith(
-            ("ld.global", "ld.shared", "st.", "cp.async", "prefetch", "@")
+            ("ld.global", "ld.relaxed", "ld.shared", "st.", "cp.async", "prefetch", "@")
         ):
             continue
         parameter = _PARAMETER.search(line)

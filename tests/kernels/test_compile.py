@@ -98,8 +98,9 @@ class Mutable:
     flags: list
 
 
-def context(dims: dict[str, int], cache_format: str = "fp8_tensor") -> dict:
-    """What a template is rendered with, derived from the model dimensions."""
+def context(dims: dict[str, int], cache_format: str = "fp8_tensor", ranks: int = 0) -> dict:
+    """What a template is rendered with, derived from the model dimensions; with `ranks` contexts
+    are sharded over so many."""
     caches = {
         "latent_kv": cache_layout(cache_format, kv_lora=dims["kv_lora"], pe=dims["pe"]),
         "index_kv": cache_layout("index_fp8", index_dim=dims["index_dim"]),
@@ -115,13 +116,14 @@ def context(dims: dict[str, int], cache_format: str = "fp8_tensor") -> dict:
     scalars = {"rms_eps": 1e-6, "index_eps": 1e-6, "softmax_scale": 192**-0.5}
     return {
         "spec": "pipelines/example.yaml",
-        "dims": {**dims, "latent": widths["kv_a"], "pitch": starts[-1], "tp": 8},
+        "dims": {**dims, "latent": widths["kv_a"], "pitch": starts[-1], "tp": ranks or 8},
         "columns": dict(zip(widths, starts, strict=False)),
         "pages": dict.fromkeys(caches, 64),
         "formats": {name: layout.name for name, layout in caches.items()},
         "row_bytes": {name: layout.row_bytes for name, layout in caches.items()},
-        "parallel": {"tp": 8, "dcp": None},
+        "parallel": {"tp": ranks or 8, "dcp": ranks or None, "interleave": 1},
         "scalars": scalars,
+        "rows_cap": 64,
     }
 
 

@@ -127,12 +127,15 @@ def test_a_mode_named_like_a_launch_list_of_another_gets_its_own_method(tmp_path
     assert {f"_{name}", f"_{name}_2"} <= set(names)
 
 
-def test_o_proj_has_its_kernel_where_it_writes_out(tmp_path: Path) -> None:
-    """Under context parallelism it publishes instead, which no kernel does yet."""
-    root = make_project(tmp_path)
-    for name, missing in {"dsa_tp": False, "dsa_dcp": True}.items():
-        plan = plan_of(root, name)
-        (op,) = (op for op in plan.ops if op.name == "o_proj")
-        assert plan.kernel(op) == ("" if missing else "o_proj")
-        assert ("o_proj" in plan.missing_kernels) == missing
-        assert {"packed_gemm", "index_gemm"}.isdisjoint(plan.missing_kernels)
+def test_every_op_of_the_sharded_layer_has_its_kernel(tmp_path: Path) -> None:
+    plan = plan_of(make_project(tmp_path), "dsa_dcp")
+    assert plan.missing_kernels == ()
+    assert {op.kernel for op in plan.ops if op.source == "kpipe"} >= {
+        "mla_query",
+        "query_wait",
+        "topk_local",
+        "topk_merge",
+        "dcp_value",
+        "o_proj",
+        "o_reduce",
+    }

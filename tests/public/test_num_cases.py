@@ -20,6 +20,7 @@ from kpipe.runtime.comm.mailbox import MailboxSpec
 from kpipe.runtime.comm.virtual_ranks import RankComm, VirtualRanks
 from kpipe.runtime.formats import CacheFormat, PagedCache, cache_format
 from kpipe.runtime.oracle.compare import declared_bounds, relative_error
+from kpipe.runtime.prepared import poison
 from kpipe.runtime.reference import indexer, query, select, sparse_core, value
 from kpipe.runtime.reference.rows import local_counts
 from kpipe.runtime.rows import (
@@ -33,7 +34,7 @@ from kpipe.runtime.rows import (
 from kpipe.runtime.scales import check_latent_scales, check_rank_scales, check_scale
 from kpipe.runtime.sharding import Shard
 from kpipe.runtime.tables import expand_table
-from kpipe.runtime.trial import Case, poison, run_case
+from kpipe.runtime.trial import Case, run_case
 
 KV_LORA, PE = 128, 16
 TENSOR = cache_format("fp8_tensor", kv_lora=KV_LORA, pe=PE)

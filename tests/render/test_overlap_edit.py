@@ -132,9 +132,9 @@ def test_a_new_mode_with_a_new_op_adds_its_op_and_changes_no_kernel(
     text = text.replace("  fallback:", f"    mine:\n{mode}\n  fallback:", 1)
     path.write_text(text)
     after = render(plan_of(root, name))
-    assert {file for file in after if file.startswith("kernels/")} == {
-        file for file in before if file.startswith("kernels/")
-    }
+    kernels = [{file for file in of if file.startswith("kernels/")} for of in (before, after)]
+    assert kernels[1] - kernels[0] <= {"kernels/mla_query_split.py"}
+    assert kernels[0] <= kernels[1]
     for file in before:
         if file.startswith("kernels/") or file == "memory.py":
             assert before[file] == after[file], file

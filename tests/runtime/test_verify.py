@@ -13,8 +13,10 @@ import pytest
 import torch
 from layer_factory import LayerFactory
 
+from kpipe.runtime import verify
 from kpipe.runtime.generated_folder import load_layer
 from kpipe.runtime.oracle.compare import declared_bounds
+from kpipe.runtime.trial import Case
 from kpipe.runtime.verify import default_lengths, main
 
 TP = "extends: dsa_tp.yaml\nname: tiny_tp\ngeometry: small\nparallel: {tp: 4}\n"
@@ -223,6 +225,10 @@ def test_an_error_inside_the_layer_is_a_finding(
         ("--lengths 513", "--lengths: 513 tokens, tiny_tp is generated for 512"),
         ("--layers 0", "--layers 0: at least one layer"),
         (
+            "--concurrent",
+            "--concurrent needs --backend cuda and a context-parallel layer",
+        ),
+        (
             "--stop-after query --layers 2",
             "--stop-after cuts off the output that the next of --layers reads",
         ),
@@ -256,16 +262,24 @@ def test_all_ranks_that_exchange_data_run(capsys: pytest.CaptureFixture[str], dc
     assert run(capsys, dcp, "--virtual-ranks", "2", "--lengths", "5")[0] == 0
 
 
+def test_ranks_that_all_run_describe_no_case(tp: str, dcp: str) -> None:
+    """On a GPU `--virtual-ranks` leaves it at the suite where there is no other choice."""
+    for folder, ranks, suite in ((dcp, "2", True), (tp, "2", False)):
+        words = [folder, "--virtual-ranks", ranks]
+        layer_class, options = load_layer(folder), verify._parser().parse_args(words)
+        case = Case((5,), backend="cuda")
+        assert verify._wants_suite(layer_class, options, case) == suite
+
+
 def test_the_cuda_backend_is_refused_by_the_layer(
-    capsys: pytest.CaptureFixture[str], tp: str, dcp: str
+    capsys: pytest.CaptureFixture[str], tp: str, dcp: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing = [op.name for op in load_layer(dcp).OPS if op.source == "kpipe" and not op.kernel]
-    code, out, err = run(capsys, dcp, "--backend", "cuda")
-    assert (code, out) == (4, "")
-    first, _, rest = err.partition(" yet: ")
-    assert first == "error: tiny_dcp: these ops have no CUDA kernel"
-    named, _, repair = rest.partition("; ")
-    assert set(named.split(", ")) <= set(missing) and repair == 'use backend="reference"\n'
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run(capsys, dcp, "--backend", "cuda") == (
+        4,
+        "",
+        "error: tiny_dcp: this machine has no CUDA device\n",
+    )
     code, out, err = run(capsys, tp, "--backend", "cuda", "--arch", "sm_100a")
     assert (code, out) == (4, "")
     assert err == (

@@ -1,0 +1,819 @@
+"""dsa_dcp on two ranks with every mode in its table, for holding the modes against one another on a GPU; not for serving.
+
+Generated from pipelines/dsa_dcp_modes.yaml; do not edit. Schedule proved.
+
+    arch     q  rows    method
+    sm_90a   1  1       _serial_index_front_sparse_decode
+    sm_90a   1  2       _front_sparse_decode
+    sm_90a   1  3       _wait
+    sm_90a   1  4-8     _serial_index_gemm_dsa_index_sparse_decode
+    sm_90a   1  16, 32  _fork_1
+    sm_90a   1  64      _fork_two_shot
+    sm_90a   4  4       _front_sparse_decode
+    sm_90a   4  8, 32   _serial_index_gemm_dsa_index_sparse_decode
+    sm_90a   4  16      _wait
+    sm_90a   4  64      _front_sparse_decode_two_shot
+    sm_100a  1  1, 2    _serial_index_front_prims_ts
+    sm_100a  1  3-8     _serial_index_gemm_dsa_index_prims_ts
+    sm_100a  1  16, 32  _front_trtllm_gen
+    sm_100a  1  64      _front_trtllm_gen_two_shot
+    sm_100a  4  4, 8    _serial_index_gemm_dsa_index_prims_ts
+    sm_100a  4  16, 32  _front_trtllm_gen
+    sm_100a  4  64      _front_trtllm_gen_two_shot
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from kpipe.runtime.layer import Layer
+from kpipe.runtime.metadata import Step
+
+from .memory import MEMORY, ROWS_CAP
+from .ops import OPS
+
+
+class DsaDcpModesLayer(Layer):
+    """One layer on 2 ranks, contexts sharded over them.
+
+    prepare() binds weights and caches and sizes everything that a CUDA graph bakes in; run()
+    picks a method by (arch, q, rows) from TABLE and pads rows up to the next declared size.
+    """
+
+    NAME = "dsa_dcp_modes"
+    PACKAGE = __package__
+    MEMORY = MEMORY
+    OPS = OPS
+    RANKS = 2
+    INTERLEAVE = 1
+    CONTEXT_PARALLEL = True
+    ROWS_CAP = ROWS_CAP
+    STREAMS = {"side": 0}
+    TABLE = {
+        ("sm_90a", 1): {
+            1: "_serial_index_front_sparse_decode",
+            2: "_front_sparse_decode",
+            3: "_wait",
+            4: "_serial_index_gemm_dsa_index_sparse_decode",
+            5: "_serial_index_gemm_dsa_index_sparse_decode",
+            6: "_serial_index_gemm_dsa_index_sparse_decode",
+            7: "_serial_index_gemm_dsa_index_sparse_decode",
+            8: "_serial_index_gemm_dsa_index_sparse_decode",
+            16: "_fork_1",
+            32: "_fork_1",
+            64: "_fork_two_shot",
+        },
+        ("sm_90a", 4): {
+            4: "_front_sparse_decode",
+            8: "_serial_index_gemm_dsa_index_sparse_decode",
+            16: "_wait",
+            32: "_serial_index_gemm_dsa_index_sparse_decode",
+            64: "_front_sparse_decode_two_shot",
+        },
+        ("sm_100a", 1): {
+            1: "_serial_index_front_prims_ts",
+            2: "_serial_index_front_prims_ts",
+            3: "_serial_index_gemm_dsa_index_prims_ts",
+            4: "_serial_index_gemm_dsa_index_prims_ts",
+            5: "_serial_index_gemm_dsa_index_prims_ts",
+            6: "_serial_index_gemm_dsa_index_prims_ts",
+            7: "_serial_index_gemm_dsa_index_prims_ts",
+            8: "_serial_index_gemm_dsa_index_prims_ts",
+            16: "_front_trtllm_gen",
+            32: "_front_trtllm_gen",
+            64: "_front_trtllm_gen_two_shot",
+        },
+        ("sm_100a", 4): {
+            4: "_serial_index_gemm_dsa_index_prims_ts",
+            8: "_serial_index_gemm_dsa_index_prims_ts",
+            16: "_front_trtllm_gen",
+            32: "_front_trtllm_gen",
+            64: "_front_trtllm_gen_two_shot",
+        },
+    }
+
+    def _serial_index_front_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 1 (q 1) on sm_90a.
+
+        main  packed_gemm mla_query index_front index_scores topk_local topk_merge sparse_decode dcp_value o_proj o_reduce
+        """
+        # dsa_dcp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.mla_query(
+            at.q_a,
+            at.kv_a,
+            step.slots,
+            self.latent_kv,
+            q_mail=at.q_mail,
+            q_c=at.q_c,
+            polls=True,
+            writes_q_c=True,
+            pdl=False,
+            release=False,
+        )  # :66 plain: polls `q_mail`; held: polls `q_mail`
+        self.index_front(
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            q_c=at.q_c,
+            normalized=True,
+            release=False,
+        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :66
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :66
+        self.topk_merge(
+            at.candidates,
+            step.lengths,
+            step.block_table,
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            pdl=False,
+        )  # :66 plain: polls `candidates`
+        self.sparse_decode(
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            q_mail=at.q_mail,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+        )  # :66
+        self.dcp_value(
+            at.valid,
+            at.gate,
+            step.lengths,
+            at.q_mail,
+            at.partial_mail,
+            at.lse_mail,
+            at.gated,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pushes=True,
+            pdl=False,
+        )  # :66 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :66
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :66 plain: polls `o_mail`
+
+    def _serial_index_gemm_dsa_index_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 4-8 (q 1) and 8, 32 (q 4) on sm_90a.
+
+        main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge sparse_decode dcp_value o_proj o_reduce
+        """
+        # dsa_dcp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.mla_query(
+            at.q_a,
+            at.kv_a,
+            step.slots,
+            self.latent_kv,
+            q_mail=at.q_mail,
+            q_c=at.q_c,
+            polls=True,
+            writes_q_c=True,
+            pdl=False,
+            release=False,
+        )  # :66 plain: polls `q_mail`; held: polls `q_mail`
+        self.index_gemm(at.q_c, at.index_q)  # :66
+        self.dsa_index(
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :66
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :66
+        self.topk_merge(
+            at.candidates,
+            step.lengths,
+            step.block_table,
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            pdl=False,
+        )  # :66 plain: polls `candidates`
+        self.sparse_decode(
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            q_mail=at.q_mail,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+        )  # :66
+        self.dcp_value(
+            at.valid,
+            at.gate,
+            step.lengths,
+            at.q_mail,
+            at.partial_mail,
+            at.lse_mail,
+            at.gated,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pushes=True,
+            pdl=False,
+        )  # :66 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :66
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :66 plain: polls `o_mail`
+
+    def _serial_index_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 1, 2 (q 1) on sm_100a.
+
+        main  packed_gemm mla_query index_front index_scores topk_local topk_merge prims_ts dcp_value o_proj o_reduce
+        """
+        # dsa_dcp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.mla_query(
+            at.q_a,
+            at.kv_a,
+            step.slots,
+            self.latent_kv,
+            q_mail=at.q_mail,
+            q_c=at.q_c,
+            polls=True,
+            writes_q_c=True,
+            pdl=False,
+            release=False,
+        )  # :66 plain: polls `q_mail`; held: polls `q_mail`
+        self.index_front(
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            q_c=at.q_c,
+            normalized=True,
+            release=False,
+        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :66
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :66
+        self.topk_merge(
+            at.candidates,
+            step.lengths,
+            step.block_table,
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            pdl=False,
+        )  # :66 plain: polls `candidates`
+        self.prims_ts(
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            q_mail=at.q_mail,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pdl=False,
+        )  # :66 plain: reads `selected`, `q_mail` before its wait
+        self.dcp_value(
+            at.valid,
+            at.gate,
+            step.lengths,
+            at.q_mail,
+            at.partial_mail,
+            at.lse_mail,
+            at.gated,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pushes=True,
+            lse_base="e",
+            pdl=False,
+        )  # :66 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :66
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :66 plain: polls `o_mail`
+
+    def _serial_index_gemm_dsa_index_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 3-8 (q 1) and 4, 8 (q 4) on sm_100a.
+
+        main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge prims_ts dcp_value o_proj o_reduce
+        """
+        # dsa_dcp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.mla_query(
+            at.q_a,
+            at.kv_a,
+            step.slots,
+            self.latent_kv,
+            q_mail=at.q_mail,
+            q_c=at.q_c,
+            polls=True,
+            writes_q_c=True,
+            pdl=False,
+            release=False,
+        )  # :66 plain: polls `q_mail`; held: polls `q_mail`
+        self.index_gemm(at.q_c, at.index_q)  # :66
+        self.dsa_index(
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :66
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :66
+        self.topk_merge(
+            at.candidates,
+            step.lengths,
+            step.block_table,
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            pdl=False,
+        )  # :66 plain: polls `candidates`
+        self.prims_ts(
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            q_mail=at.q_mail,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pdl=False,
+        )  # :66 plain: reads `selected`, `q_mail` before its wait
+        self.dcp_value(
+            at.valid,
+            at.gate,
+            step.lengths,
+            at.q_mail,
+            at.partial_mail,
+            at.lse_mail,
+            at.gated,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pushes=True,
+            lse_base="e",
+            pdl=False,
+        )  # :66 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :66
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :66 plain: polls `o_mail`
+
+    def _front_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 2 (q 1) and 4 (q 4) on sm_90a.
+
+        main  packed_gemm index_front index_scores topk_local topk_merge sparse_decode dcp_value o_proj o_reduce
+        side              mla_query query_wait ........................../
+        """
+        main, side = self.main, self.side
+        # dsa_dcp.yaml:72 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        side.wait_stream(main)
+        self.index_front(
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            q_a=at.q_a,
+            release=False,
+        )  # :72 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :72
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        self.topk_merge(
+            at.candidates,
+            step.lengths,
+            step.block_table,
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            pdl=False,
+        )  # :72 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :73
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :73 plain: polls `q_mail`
+        main.wait_stream(side)  # sparse_decode needs what side made
+        self.sparse_decode(
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            q_mail=at.q_mail,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+        )  # :72
+        self.dcp_value(
+            at.valid,
+            at.gate,
+            step.lengths,
+            at.q_mail,
+            at.partial_mail,
+            at.lse_mail,
+            at.gated,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pushes=True,
+            pdl=False,
+        )  # :72 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :72
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :72 plain: polls `o_mail`
+
+    def _front_sparse_decode_two_shot(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 64 (q 4) on sm_90a.
+
+        main  packed_gemm index_front index_scores topk_local topk_merge sparse_decode dcp_value o_proj o_reduce
+        side              mla_query query_wait ........................../
+        """
+        main, side = self.main, self.side
+        # dsa_dcp.yaml:72 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        side.wait_stream(main)
+        self.index_front(
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            q_a=at.q_a,
+            release=False,
+        )  # :72 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :72
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        self.topk_merge(
+            at.candidates,
+            step.lengths,
+            step.block_table,
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            pdl=False,
+        )  # :72 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :73
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :73 plain: polls `q_mail`
+        main.wait_stream(side)  # sparse_decode needs what side made
+        self.sparse_decode(
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            q_mail=at.q_mail,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+        )  # :72
+        self.dcp_value(
+            at.valid,
+            at.gate,
+            step.lengths,
+            at.q_mail,
+            at.partial_mail,
+            at.lse_mail,
+            at.gated,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pushes=True,
+            pdl=False,
+        )  # :72 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :72
+        # :72 plain: polls `o_mail`, `o_gather`
+        self.o_reduce(at.o_mail, step.out, o_gather=at.o_gather, two_shot=True, pdl=False)
+
+    def _front_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
+
+        main  packed_gemm index_front index_scores topk_local topk_merge trtllm_gen dcp_value o_proj o_reduce
+        side              mla_query query_wait ........................../
+        """
+        main, side = self.main, self.side
+        # dsa_dcp.yaml:72 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        side.wait_stream(main)
+        self.index_front(
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            q_a=at.q_a,
+            release=False,
+        )  # :72 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :72
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        self.topk_merge(
+            at.candidates,
+            step.lengths,
+            step.block_table,
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            pdl=False,
+        )  # :72 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :73
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :73 plain: polls `q_mail`
+        main.wait_stream(side)  # trtllm_gen needs what side made
+        self.trtllm_gen(
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            q_mail=at.q_mail,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pdl=False,
+        )  # :72 plain: reads `valid` before its wait
+        self.dcp_value(
+            at.valid,
+            at.gate,
+            step.lengths,
+            at.q_mail,
+            at.partial_mail,
+            at.lse_mail,
+            at.gated,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pushes=True,
+            pdl=False,
+        )  # :72 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :72
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :72 plain: polls `o_mail`
+
+    def _front_trtllm_gen_two_shot(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 64 (q 1) and 64 (q 4) on sm_100a.
+
+        main  packed_gemm index_front index_scores topk_local topk_merge trtllm_gen dcp_value o_proj o_reduce
+        side              mla_query query_wait ........................../
+        """
+        main, side = self.main, self.side
+        # dsa_dcp.yaml:72 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        side.wait_stream(main)
+        self.index_front(
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            q_a=at.q_a,
+            release=False,
+        )  # :72 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :72
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        self.topk_merge(
+            at.candidates,
+            step.lengths,
+            step.block_table,
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            pdl=False,
+        )  # :72 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :73
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :73 plain: polls `q_mail`
+        main.wait_stream(side)  # trtllm_gen needs what side made
+        self.trtllm_gen(
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            q_mail=at.q_mail,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pdl=False,
+        )  # :72 plain: reads `valid` before its wait
+        self.dcp_value(
+            at.valid,
+            at.gate,
+            step.lengths,
+            at.q_mail,
+            at.partial_mail,
+            at.lse_mail,
+            at.gated,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pushes=True,
+            pdl=False,
+        )  # :72 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :72
+        # :72 plain: polls `o_mail`, `o_gather`
+        self.o_reduce(at.o_mail, step.out, o_gather=at.o_gather, two_shot=True, pdl=False)
+
+    def _wait(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 3 (q 1) and 16 (q 4) on sm_90a.
+
+        main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
+        """
+        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.mla_query(
+            at.q_a,
+            at.kv_a,
+            step.slots,
+            self.latent_kv,
+            q_mail=at.q_mail,
+            q_c=at.q_c,
+            writes_q_c=True,
+            release=False,
+        )  # :75 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.index_gemm(at.q_c, at.index_q)  # :75
+        self.dsa_index(
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :75
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
+        self.topk_merge(
+            at.candidates,
+            step.lengths,
+            step.block_table,
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            pdl=False,
+        )  # :75 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
+        self.sparse_decode(
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            q_mail=at.q_mail,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+        )  # :75
+        self.dcp_value(
+            at.valid,
+            at.gate,
+            step.lengths,
+            at.q_mail,
+            at.partial_mail,
+            at.lse_mail,
+            at.gated,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pushes=True,
+            pdl=False,
+        )  # :75 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
+
+    def _fork_1(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 16, 32 (q 1) on sm_90a.
+
+        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_local topk_merge sparse_decode dcp_value o_proj o_reduce
+        side              mla_query query_wait ............................................../
+        """
+        main, side = self.main, self.side
+        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        side.wait_stream(main)
+        # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.query_norm(at.q_a, at.q_c, release=False)
+        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.dsa_index(
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :68
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        self.topk_merge(
+            at.candidates,
+            step.lengths,
+            step.block_table,
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            pdl=False,
+        )  # :68 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+        main.wait_stream(side)  # sparse_decode needs what side made
+        self.sparse_decode(
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            q_mail=at.q_mail,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+        )  # :69
+        self.dcp_value(
+            at.valid,
+            at.gate,
+            step.lengths,
+            at.q_mail,
+            at.partial_mail,
+            at.lse_mail,
+            at.gated,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pushes=True,
+            pdl=False,
+        )  # :69 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :69 plain: polls `o_mail`
+
+    def _fork_two_shot(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 64 (q 1) on sm_90a.
+
+        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_local topk_merge sparse_decode dcp_value o_proj o_reduce
+        side              mla_query query_wait ............................................../
+        """
+        main, side = self.main, self.side
+        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy
+        # fence
+        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        side.wait_stream(main)
+        # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        self.query_norm(at.q_a, at.q_c, release=False)
+        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.dsa_index(
+            at.index_q,
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            release=False,
+        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :68
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        self.topk_merge(
+            at.candidates,
+            step.lengths,
+            step.block_table,
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            pdl=False,
+        )  # :68 plain: polls `candidates`
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+        main.wait_stream(side)  # sparse_decode needs what side made
+        self.sparse_decode(
+            self.latent_kv,
+            at.selected,
+            at.valid,
+            q_mail=at.q_mail,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+        )  # :69
+        self.dcp_value(
+            at.valid,
+            at.gate,
+            step.lengths,
+            at.q_mail,
+            at.partial_mail,
+            at.lse_mail,
+            at.gated,
+            partial=at.partial,
+            partial_lse=at.partial_lse,
+            pushes=True,
+            pdl=False,
+        )  # :69 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :69
+        # :69 plain: polls `o_mail`, `o_gather`
+        self.o_reduce(at.o_mail, step.out, o_gather=at.o_gather, two_shot=True, pdl=False)

@@ -1,0 +1,226 @@
+"""Ranks as streams of one device: the transport of tests on a GPU.
+
+Two ways to drive them.  In lockstep one thread at a time launches, all on the same streams, and
+hands on ahead of every launch that polls: by then every rank's words have been sent by launches
+that are ahead in the stream, so no poll ever waits, whatever the grids.  Concurrently every rank
+has streams of its own and polls do wait; then everything that polls must fit on the device at
+once, so a rank may count on its share of the multiprocessors only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+from kpipe.runtime.comm.device_mailbox import DeviceMailbox, TimeoutRecord, peer_table
+from kpipe.runtime.comm.mailbox import MailboxError, MailboxSpec, MailboxTimeout, check_sources
+from kpipe.runtime.comm.turns import TurnAborted, Turns
+
+T = TypeVar("T")
+
+
+class DeviceComm:
+    """One rank's view of its group: `rank`, `ranks`, its mailboxes, and how it is driven.
+
+    `in_halves`: launches that publish and then poll are made in two, so that every rank's first
+    half is ahead of any rank's second.  `resident`: CTAs, one a multiprocessor, that this rank can
+    count on to run at the same time.  `key` tells its streams from other ranks'.
+    """
+
+    def __init__(self, group: DeviceRanks, rank: int) -> None:
+        self.rank = rank
+        self.ranks = group.ranks
+        self.stage = ""
+        self.in_halves = group.lockstep
+        self.resident = group.resident
+        self.key = 0 if group.lockstep else rank
+        self.record = TimeoutRecord(rank, group.device)
+        self.boxes: dict[tuple[str, int], DeviceMailbox] = {}
+        self._group = group
+
+    def mailbox(self, spec: MailboxSpec, parity: int) -> DeviceMailbox:
+        """This rank's end of one parity of `spec`; MailboxError for a parity that does not exist,
+        and where the name is known with another declaration."""
+        buffers = self._group.buffers(spec)
+        if not 0 <= parity < spec.parities:
+            raise MailboxError(
+                f"mailbox {spec.name}: no parity {parity} among {spec.parities}, rank {self.rank}"
+            )
+        key = (spec.name, parity)
+        if key not in self.boxes:
+            mine = buffers[parity]
+            bases = [buffer.data_ptr() for buffer in mine]
+            self.boxes[key] = DeviceMailbox(
+                spec,
+                parity,
+                self.rank,
+                self.ranks,
+                mine[self.rank].view(spec.dtype).view(spec.shape),
+                peer_table(spec, self.rank, bases, self._group.device),
+                self.record.fault,
+            )
+        return self.boxes[key]
+
+    def before_poll(self) -> None:
+        """Called ahead of every launch that polls; in lockstep the other ranks go first."""
+        self._group.hand_on(self.rank)
+
+
+class DeviceRanks:
+    """A group of `ranks` on one device.
+
+    Mailboxes are allocated for all ranks and both parities at once and filled with the sentinel
+    before anybody gets one.  Raises ValueError for a group without ranks.
+    """
+
+    def __init__(
+        self, ranks: int, device: torch.device | str = "cuda", *, lockstep: bool = True
+    ) -> None:
+        if ranks < 1:
+            raise ValueError(f"a group has at least one rank, not {ranks}")
+        self.ranks = ranks
+        self.device = torch.device(device)
+        self.lockstep = lockstep
+        count = _multiprocessors(self.device)
+        self.resident = count if lockstep else count // ranks
+        self._buffers: dict[str, tuple[MailboxSpec, list[list[torch.Tensor]]]] = {}
+        self._lock = threading.Lock()
+        self._turns: Turns | None = None
+        self._streams: list[torch.cuda.Stream] = []
+        self._comms = [DeviceComm(self, rank) for rank in range(ranks)]
+
+    def rank(self, rank: int) -> DeviceComm:
+        """The comm of one rank, always the same object."""
+        return self._comms[rank]
+
+    def buffers(self, spec: MailboxSpec) -> list[list[torch.Tensor]]:
+        """The int32 buffers of a mailbox, by parity and rank, armed.
+
+        Raises MailboxError where the declaration differs from the first or does not fit the group.
+        """
+        with self._lock:
+            if spec.name not in self._buffers:
+                check_sources(spec, self.ranks)
+                armed = [
+                    [spec.armed_words().to(self.device) for _ in range(self.ranks)]
+                    for _ in range(spec.parities)
+                ]
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)  # the barrier: armed before anybody stores
+                self._buffers[spec.name] = (spec, armed)
+            known, buffers = self._buffers[spec.name]
+        if known != spec:
+            raise MailboxError(f"mailbox {spec.name} is declared twice: {known} and {spec}")
+        return buffers
+
+    def fill(self) -> None:
+        """Words that say nothing come into every mailbox, in the order of the current stream."""
+        for spec, by_parity in self._buffers.values():
+            for words in (words for of_ranks in by_parity for words in of_ranks):
+                words.fill_(spec.silent_word)
+
+    def arm(self) -> None:
+        """Every word of every mailbox is the sentinel again, and the device is idle."""
+        for spec, by_parity in self._buffers.values():
+            for words in (words for of_ranks in by_parity for words in of_ranks):
+                words.fill_(spec.signed_sentinel)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def hand_on(self, rank: int) -> None:
+        """In lockstep returns once every other rank has come to its next poll, or has ended."""
+        if self._turns is not None:
+            self._turns.pass_on(rank)
+
+    def run(self, function: Callable[[DeviceComm], T]) -> list[T]:
+        """Calls `function` once a rank, each in its own thread; results in rank order.
+
+        In lockstep all of them launch on the caller's current stream, otherwise each on one of its
+        own that begins behind the caller's and that the caller's waits for.  The first exception
+        ends the run and is raised with a note that names its rank.
+        """
+        results: list = [None] * self.ranks
+        errors: list[tuple[int, BaseException]] = []
+        self._turns = Turns(self.ranks) if self.lockstep else None
+        here = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
+        if here is not None and not self.lockstep:
+            self._make_streams()
+
+        def body(rank: int) -> None:
+            failed = True
+            try:
+                if self._turns is not None:
+                    self._turns.begin(rank)
+                with torch.no_grad(), self._on_stream(rank, here):
+                    results[rank] = function(self._comms[rank])
+                failed = False
+            except TurnAborted:
+                pass
+            except BaseException as error:  # noqa: BLE001 - handed to the caller below
+                errors.append((rank, error))
+            finally:
+                if self._turns is not None:
+                    self._turns.end(rank, failed=failed)
+
+        threads = [
+            threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True)
+            for rank in range(self.ranks)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._turns = None
+        if errors:
+            rank, error = errors[0]
+            for timeout in self.timeouts() if isinstance(error, RuntimeError) else ():
+                raise timeout from error
+            error.add_note(f"raised by rank {rank} of {self.ranks}")
+            raise error
+        return results
+
+    def synchronize(self) -> None:
+        """Waits for the device; raises MailboxTimeout where a poll has given up."""
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError as error:
+            for timeout in self.timeouts():
+                raise timeout from error
+            raise
+
+    def timeouts(self) -> list[MailboxTimeout]:
+        """What the ranks' records say of polls that have given up."""
+        found = [comm.record.error(comm.boxes.values()) for comm in self._comms]
+        return [error for error in found if error is not None]
+
+    def _make_streams(self) -> None:
+        """One a rank, all of them before the first rank may wait for another one's words."""
+        while len(self._streams) < self.ranks:
+            self._streams.append(torch.cuda.Stream(self.device))
+
+    @contextmanager
+    def _on_stream(self, rank: int, here: torch.cuda.Stream | None) -> Iterator[None]:
+        """The stream that a rank's thread launches on, behind and ahead of the caller's."""
+        if here is None:
+            yield
+            return
+        stream = here
+        if not self.lockstep:
+            stream = self._streams[rank]
+            stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            # Makes the device's context this thread's own; launches of the driver need one.
+            torch.cuda.Event().record(stream)
+            yield
+        if stream is not here:
+            here.wait_stream(stream)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count

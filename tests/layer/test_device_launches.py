@@ -1,0 +1,227 @@
+"""What a layer hands to its kernels on a device, without one: operands, order, halves.
+
+The compiler is replaced by a stand-in whose kernels check every operand against its declaration
+and note that they were launched; streams are those of the host.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from layer_inputs import engine_inputs
+
+from kpipe.runtime import layer as layer_module
+from kpipe.runtime.comm.device_ranks import DeviceRanks
+from kpipe.runtime.comm.mailbox import MailboxError
+from kpipe.runtime.comm.virtual_ranks import VirtualRanks
+from kpipe.runtime.host import launch
+from kpipe.runtime.host.compile import Symbol, flags_of
+from kpipe.runtime.layer import Layer
+from kpipe.runtime.metadata import LayerError
+from kpipe.runtime.prepared import launch_all, rehearse
+from kpipe.runtime.recording import HostStream
+
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "u8": torch.uint8,
+}
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch: by which rank, of which kernel, which half, with which operands."""
+
+    rank: int
+    kernel: str
+    half: str
+    names: tuple[str, ...]
+    flags: dict[str, Any]
+
+    @property
+    def polls(self) -> bool:
+        return "fault" in self.names
+
+    @property
+    def publishes(self) -> bool:
+        return any(name.endswith("_peers") for name in self.names)
+
+
+class IdleStream(HostStream):
+    """The caller's stream, on which nothing is ever left to do."""
+
+    def synchronize(self) -> None:
+        return
+
+
+class Device:
+    """Stands in for compiler and device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launched: list[Launched] = []
+        self.rank_of: dict[int, int] = {}  # address of a record of time-outs or a table -> rank
+        monkeypatch.setattr(launch, "compile_kernel", self.compiled)
+        monkeypatch.setattr(launch, "side_stream", lambda device, name, *rest: HostStream(name))
+        monkeypatch.setattr(layer_module.torch.cuda, "current_stream", lambda *_: IdleStream("m"))
+        monkeypatch.setattr(layer_module.torch.cuda, "stream", lambda stream: nullcontext())
+        monkeypatch.setattr(layer_module, "_refuse_host", lambda name, device: None)
+
+    def compiled(self, kernel: Any, specs: tuple, arch: str) -> Any:
+        names = tuple(spec.name for spec in specs if spec)
+
+        def run(*operands: torch.Tensor | None) -> None:
+            assert len(operands) == len(specs)
+            check_operands(type(kernel).__name__, specs, operands)
+            flags = dict(flags_of(kernel))
+            addresses = [tensor.data_ptr() for tensor in operands if tensor is not None]
+            rank = next((self.rank_of[a] for a in addresses if a in self.rank_of), -1)
+            half = str(flags.get("half", "whole"))
+            self.launched.append(Launched(rank, type(kernel).__name__, half, names, flags))
+
+        return run
+
+    def know(self, comm: Any) -> None:
+        self.rank_of[comm.record.fault.data_ptr()] = comm.rank
+        for box in comm.boxes.values():
+            self.rank_of[box.peers.data_ptr()] = comm.rank
+
+
+def check_operands(kernel: str, specs: tuple, operands: tuple) -> None:
+    """Raises AssertionError where an operand is not what the kernel was compiled for."""
+    sizes: dict[str, int] = {}
+    for spec, tensor in zip(specs, operands, strict=True):
+        if spec is None:
+            assert tensor is None
+            continue
+        what = f"{kernel} {spec.name}: {tuple(tensor.shape)} {tensor.stride()} {tensor.dtype}"
+        assert tensor.dtype == DTYPES[spec.dtype], what
+        assert len(tensor.shape) == len(spec.shape), what
+        extents = [*zip(tensor.shape, spec.shape, strict=True)]
+        extents += [
+            pair
+            for size, *pair in zip(tensor.shape, tensor.stride(), spec.strides, strict=True)
+            if size > 1 or spec.shape is None
+        ]
+        for found, wanted in extents:
+            if isinstance(wanted, Symbol):
+                assert found % wanted.multiple == 0, what
+                wanted = sizes.setdefault(wanted.name, found)
+            assert wanted is None or found == wanted, (what, spec)
+        assert tensor.data_ptr() % spec.align == 0, what
+
+
+@pytest.fixture
+def device(monkeypatch) -> Device:
+    return Device(monkeypatch)
+
+
+def run_layers(
+    device: Device, layer_class: type[Layer], rows: int, *, lockstep: bool = True, steps: int = 1
+) -> None:
+    """Runs `steps` steps of one layer on every rank."""
+    group = DeviceRanks(layer_class.RANKS, "cpu", lockstep=lockstep)
+    lengths = tuple(20 + 3 * row for row in range(rows))
+
+    def body(comm: Any) -> None:
+        inputs = engine_inputs(layer_class, lengths, rank=comm.rank)
+        layer = inputs.prepared(layer_class, backend="cuda", comm=comm)
+        device.know(comm)
+        for _ in range(steps):
+            layer.run(inputs.step)
+
+    group.run(body)
+
+
+PAIRS = {"query_wait": "q_mail", "topk_merge": "candidates", "o_reduce": "o_mail"}
+
+
+@pytest.mark.parametrize("mode", ["serial", "fork", "front", "wait"])
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_every_launch_gets_what_it_was_compiled_for(layers, device, mode, rows):
+    run_layers(device, layers.dcp(2, mode=mode), rows)
+    assert {one.rank for one in device.launched if one.polls or one.publishes} == {0, 1}
+
+
+def test_a_query_of_two_bytes_and_another_interleave(layers, device):
+    run_layers(device, layers.dcp(2, 4, ds_mla=True), 8)
+    assert all(one.flags.get("interleave", 4) == 4 for one in device.launched)
+
+
+@pytest.mark.parametrize("mode", ["serial", "fork", "front", "wait"])
+@pytest.mark.parametrize("rows", [3, 64])
+def test_in_lockstep_everything_is_sent_before_anybody_waits(layers, device, mode, rows):
+    """Round by round: between two of a rank's polls lies the same stretch of launches for every
+    rank, and the ranks go one after the other."""
+    ranks = 2
+    run_layers(device, layers.dcp(ranks, mode=mode), rows, steps=2)
+    exchanges = [one for one in device.launched if one.polls or one.publishes]
+    by_rank = [[(o.kernel, o.half) for o in exchanges if o.rank == rank] for rank in range(ranks)]
+    assert by_rank[0] == by_rank[1]
+    assert not any(one.polls and one.publishes and one.half == "whole" for one in exchanges)
+    rounds = {rank: 0 for rank in range(ranks)}
+    for one in exchanges:
+        if one.polls:
+            rounds[one.rank] += 1
+        # Whoever is in a round behind its n-th poll knows all others at their n-th poll.
+        assert rounds[one.rank] <= min(rounds.values()) + 1
+        ahead = [rank for rank in range(ranks) if rounds[rank] < rounds[one.rank]]
+        assert all(other > one.rank for other in ahead), "ranks take turns in their order"
+
+
+def test_at_once_every_kernel_is_whole(layers, device, monkeypatch):
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 132)
+    run_layers(device, layers.dcp(2, mode="wait"), 3, lockstep=False)
+    assert {one.half for one in device.launched} == {"whole"}
+    assert {one.flags["resident"] for one in device.launched if "resident" in one.flags} == {66}
+
+
+def test_more_ctas_than_run_at_once_are_refused(layers, device, monkeypatch):
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 2)
+    wanted = (
+        r"dcp_value publishes and polls: 8 CTAs have to run at the same time, rank [01] can count "
+        r"on 1 multiprocessors; drive the ranks in lockstep, or give them more of a device"
+    )
+    with pytest.raises(LayerError, match=wanted):
+        run_layers(device, layers.dcp(2, mode="wait"), 3, lockstep=False)
+
+
+def test_mailboxes_must_lie_where_the_backend_runs(layers, device):
+    layer_class = layers.dcp(2)
+    inputs = engine_inputs(layer_class, (5,))
+    with pytest.raises(LayerError, match=r"mailboxes in memory of the device: .*DeviceRanks\(2\)"):
+        inputs.prepared(layer_class, backend="cuda", comm=VirtualRanks(2).rank(0))
+    with pytest.raises(LayerError, match=r"mailboxes in memory of the host: .*VirtualRanks\(2\)"):
+        inputs.prepared(layer_class, comm=DeviceRanks(2, "cpu").rank(0))
+    with pytest.raises(LayerError, match=r"for example DeviceRanks\(2\).rank\(0\)"):
+        inputs.prepared(layer_class, backend="cuda")
+    with pytest.raises((LayerError, MailboxError), match="2 ranks, the group has 4"):
+        inputs.prepared(layer_class, backend="cuda", comm=DeviceRanks(4, "cpu").rank(0))
+
+
+def test_a_rehearsal_launches_everything_of_one_rank_after_the_other(layers, device, monkeypatch):
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 132)
+    layer_class = layers.dcp(2, mode="wait")
+    group = DeviceRanks(2, "cpu", lockstep=False)
+    monkeypatch.setattr(group, "synchronize", lambda: None)
+    ready = []
+    for rank in range(2):
+        inputs = engine_inputs(layer_class, (20, 23, 26), rank=rank)
+        layer = inputs.prepared(layer_class, backend="cuda", comm=group.rank(rank))
+        device.know(group.rank(rank))
+        ready.append([SimpleNamespace(layer=layer, step=inputs.step)])
+    rehearse(ready, group)
+    exchanges = [one for one in device.launched if one.polls or one.publishes]
+    by_rank = [[one.kernel for one in exchanges if one.rank == rank] for rank in range(2)]
+    assert by_rank[0] == by_rank[1] and [one.rank for one in exchanges] == sorted(
+        one.rank for one in exchanges
+    )
+    rehearsed = len(device.launched)
+    group.run(lambda comm: launch_all(ready[comm.rank]))
+    assert len(device.launched) == 2 * rehearsed
