@@ -8,6 +8,9 @@ from typing import Any
 
 Observer = Callable[[str, str], None]  # op name, stage
 
+CLUSTER_FLAGS = ("splits", "parts")
+"""Tile parameters that say how many CTAs a cluster has."""
+
 
 @dataclass(frozen=True)
 class Op:
@@ -35,6 +38,18 @@ class Op:
             if target == arch and rows <= most:
                 return tactic
         return {}
+
+    def tactic_within(self, arch: str, rows: int, widest_cluster: int) -> Mapping[str, int]:
+        """As `tactic`, or that of the fewest more rows whose clusters are not wider than that.
+
+        The one for `rows` where none is narrow enough.
+        """
+        sizes = (most for (target, most) in self.tactics if target == arch and most >= rows)
+        for size in sorted({rows, *sizes}):
+            tactic = self.tactic(arch, size)
+            if max(tactic.get(name, 1) for name in CLUSTER_FLAGS) <= widest_cluster:
+                return tactic
+        return self.tactic(arch, rows)
 
 
 @dataclass(frozen=True)

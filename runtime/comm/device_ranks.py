@@ -22,13 +22,20 @@ from kpipe.runtime.comm.turns import TurnAborted, Turns
 
 T = TypeVar("T")
 
+GPCS, SMS_PER_GPC = 8, 16
+"""Of an H200: a cluster lies within one GPC, and the smallest have 16 multiprocessors (some 18)."""
+POLLING_SMS = 96
+"""Multiprocessors that the polls of ranks which run at once may hold; the rest is for launches
+that the polls wait for, and those come as clusters, so it counts how much of one GPC is left."""
+
 
 class DeviceComm:
     """One rank's view of its group: `rank`, `ranks`, its mailboxes, and how it is driven.
 
     `in_halves`: launches that publish and then poll are made in two, so that every rank's first
     half is ahead of any rank's second.  `resident`: CTAs, one a multiprocessor, that this rank can
-    count on to run at the same time.  `key` tells its streams from other ranks'.
+    count on to run at the same time; `widest_cluster`: CTAs of a cluster that has room beside what
+    the others have waiting.  `key` tells its streams from other ranks'.
     """
 
     def __init__(self, group: DeviceRanks, rank: int) -> None:
@@ -37,6 +44,7 @@ class DeviceComm:
         self.stage = ""
         self.in_halves = group.lockstep
         self.resident = group.resident
+        self.widest_cluster = group.widest_cluster
         self.key = 0 if group.lockstep else rank
         self.record = TimeoutRecord(rank, group.device)
         self.boxes: dict[tuple[str, int], DeviceMailbox] = {}
@@ -86,7 +94,10 @@ class DeviceRanks:
         self.device = torch.device(device)
         self.lockstep = lockstep
         count = _multiprocessors(self.device)
-        self.resident = count if lockstep else count // ranks
+        alone = lockstep or ranks == 1
+        self.resident = count if alone else min(count, POLLING_SMS) // ranks
+        others = 0 if alone else -(-self.resident * (ranks - 1) // GPCS)
+        self.widest_cluster = max(SMS_PER_GPC - others, 1)
         self._buffers: dict[str, tuple[MailboxSpec, list[list[torch.Tensor]]]] = {}
         self._lock = threading.Lock()
         self._turns: Turns | None = None
@@ -147,8 +158,11 @@ class DeviceRanks:
         errors: list[tuple[int, BaseException]] = []
         self._turns = Turns(self.ranks) if self.lockstep else None
         here = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
-        if here is not None and not self.lockstep:
+        apart = here is not None and not self.lockstep
+        if apart:
             self._make_streams()
+            for stream in self._streams:  # all of them, before any has anything to wait for
+                stream.wait_stream(here)
 
         def body(rank: int) -> None:
             failed = True
@@ -175,6 +189,9 @@ class DeviceRanks:
         for thread in threads:
             thread.join()
         self._turns = None
+        if apart:
+            for stream in self._streams:
+                here.wait_stream(stream)
         if errors:
             rank, error = errors[0]
             for timeout in self.timeouts() if isinstance(error, RuntimeError) else ():
@@ -204,20 +221,15 @@ class DeviceRanks:
 
     @contextmanager
     def _on_stream(self, rank: int, here: torch.cuda.Stream | None) -> Iterator[None]:
-        """The stream that a rank's thread launches on, behind and ahead of the caller's."""
+        """The stream that a rank's thread launches on."""
         if here is None:
             yield
             return
-        stream = here
-        if not self.lockstep:
-            stream = self._streams[rank]
-            stream.wait_stream(here)
+        stream = here if self.lockstep else self._streams[rank]
         with torch.cuda.stream(stream):
             # Makes the device's context this thread's own; launches of the driver need one.
             torch.cuda.Event().record(stream)
             yield
-        if stream is not here:
-            here.wait_stream(stream)
 
 
 def _multiprocessors(device: torch.device) -> int:

@@ -25,10 +25,11 @@ from kpipe.runtime.comm.device_mailbox import DeviceMailbox
 from kpipe.runtime.formats import PagedCache
 from kpipe.runtime.host.compile import compile_kernel
 from kpipe.runtime.metadata import LayerError
-from kpipe.runtime.op import Call, Op
+from kpipe.runtime.op import CLUSTER_FLAGS, Call, Op
 
 HALVES = ("publish", "collect")
 """Values of a kernel's flag `half`: what it sends, and what it waits for; "whole" is both."""
+MOST_CTAS = 16  # of a cluster, on a device without other ranks
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ class CudaOp:
         if self._comm is not None:
             place = {"rank": self._comm.rank, "resident": self._comm.resident}
             values.update({name: value for name, value in place.items() if name in self._fields})
-        values.update(self.op.tactic(self._arch, rows))
+        widest = self._comm.widest_cluster if self._comm is not None else MOST_CTAS
+        values.update(self.op.tactic_within(self._arch, rows, widest))
         values.update({name: value for name, value in flags if name in self._fields})
         return self.kernel_class(**values)
 
@@ -135,7 +137,16 @@ class CudaOp:
 
     def _refuse_crowd(self, kernel: Any, rows: int, exchanges: bool) -> None:
         """CTAs that wait for words which CTAs behind them would send wait for ever."""
-        if not exchanges or self._comm is None:
+        if self._comm is None:
+            return
+        widest, ctas = self._comm.widest_cluster, _cluster_ctas(self.module, kernel)
+        if ctas > widest:
+            raise LayerError(
+                f"{self.op.name} at {rows} rows: a cluster of {ctas} CTAs, and beside what the "
+                f"other ranks have waiting on this device there is room for {widest}; drive the "
+                "ranks in lockstep, or take other rows"
+            )
+        if not exchanges:
             return
         needed = kernel.resident_ctas(rows)
         if needed > self._comm.resident:
@@ -144,6 +155,12 @@ class CudaOp:
                 f"rank {self._comm.rank} can count on {self._comm.resident} multiprocessors; drive "
                 "the ranks in lockstep, or give them more of a device"
             )
+
+
+def _cluster_ctas(module: Any, kernel: Any) -> int:
+    """CTAs of a cluster of that launch: its tile's, or CLUSTER of the module, or one alone."""
+    flags = [getattr(kernel, name) for name in CLUSTER_FLAGS if hasattr(kernel, name)]
+    return max(flags, default=getattr(module, "CLUSTER", 1))
 
 
 def _names(specs: Iterable[Any]) -> tuple[str, ...]:

@@ -179,7 +179,28 @@ def test_at_once_every_kernel_is_whole(layers, device, monkeypatch):
     monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 132)
     run_layers(device, layers.dcp(2, mode="wait"), 3, lockstep=False)
     assert {one.half for one in device.launched} == {"whole"}
-    assert {one.flags["resident"] for one in device.launched if "resident" in one.flags} == {66}
+    assert {one.flags["resident"] for one in device.launched if "resident" in one.flags} == {48}
+
+
+def test_beside_polls_of_other_ranks_clusters_are_narrower(layers, device, monkeypatch):
+    """48 polling CTAs of the other rank take 6 of the 16 multiprocessors of a GPC: 10 are left."""
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 132)
+    layer_class = layers.dcp(2, mode="wait")
+    run_layers(device, layer_class, 3)
+    run_layers(device, layer_class, 3, lockstep=False)
+    splits = [one.flags["splits"] for one in device.launched if "splits" in one.flags]
+    assert splits == [16, 16, 8, 8]
+
+
+def test_a_cluster_without_room_beside_polls_of_other_ranks_is_refused(layers, device, monkeypatch):
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 132)
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks.SMS_PER_GPC", 7)
+    wanted = (
+        r"\w+ at 1 rows: a cluster of 2 CTAs, and beside what the other ranks have "
+        r"waiting on this device there is room for 1; drive the ranks in lockstep, or take other"
+    )
+    with pytest.raises(LayerError, match=wanted):
+        run_layers(device, layers.dcp(2, mode="wait"), 3, lockstep=False)
 
 
 def test_more_ctas_than_run_at_once_are_refused(layers, device, monkeypatch):
