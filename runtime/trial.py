@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -64,7 +65,8 @@ class Case:
     lengths: tuple[int, ...]
     q: int = 1
     arch: str = ""
-    seed: int = 0
+    seed: int = 0  # of the requests and caches
+    model: int = 0  # seed of the weights
     layers: int = 1
     only_ranks: tuple[int, ...] = ()  # without context parallelism: which ranks to run
     block_rows: int | None = None  # latent block stride in rows, where it exceeds the page
@@ -111,6 +113,12 @@ def run_case(layer_class: type[Layer], case: Case) -> tuple[Trial, ...]:
     return tuple(trials)
 
 
+@lru_cache(maxsize=4)  # as many as any chain is long
+def _model(geometry: Geometry, seed: int) -> ModelWeights:
+    """Weights of a layer; cases share them, since to make them takes seconds."""
+    return make_weights(geometry, seed=seed)
+
+
 class _Chain:
     """The layers of a case: their weights and contexts, and running one rank's share of them."""
 
@@ -118,8 +126,8 @@ class _Chain:
         self.layer_class = layer_class
         self.case = case
         self.geometry = geometry_of(layer_class)
-        seeds = range(case.seed * 1000, case.seed * 1000 + case.layers)
-        self.models = [make_weights(self.geometry, seed=seed) for seed in seeds]
+        seeds = range(case.model * 1000, case.model * 1000 + case.layers)
+        self.models = [_model(self.geometry, seed) for seed in seeds]
 
     def contexts(self, number: int) -> Batch:
         """The requests and cached tokens of a layer; the hidden states are those of layer 0."""
