@@ -54,7 +54,10 @@ def test_a_part_keeps_what_fits(module):
 
 @pytest.mark.parametrize("tie", ["low_id", "high_id"])
 def test_every_tactic_compiles(module, tie):
-    for parts in parts_of(module):
+    parts_here = parts_of(module)
+    if module.CONTEXT != 131072:  # not shipped: each number of parts with one of the two rules
+        parts_here = parts_here[tie == "high_id" :: 2]
+    for parts in parts_here:
         kernel = module.TopkSelect(parts=parts, tie=tie)
         ptx = ptx_of(compile_kernel(kernel, module.operands(), "sm_90a", keep_ptx=True))
         assert ".local" not in ptx
