@@ -97,6 +97,16 @@ class Source:
                 f"the step has {least} {what}: hand in metadata and hidden states of one step",
             )
 
+    def check_counted(self, handed: Handed, counted: int, by: str) -> None:
+        """Raises LayerError unless there is one entry to each request that `by` counts.
+
+        One to each row would be read as those of other requests.
+        """
+        if handed.tensor.dim() and handed.tensor.shape[0] != counted:
+            seen = f"{describe(handed.tensor)} with {by} {counted}"
+            repair = "hand in the tensor that has one entry to a request"
+            raise self.refusal(handed.attribute, seen, repair)
+
 
 def describe(value: object) -> str:
     """A value as an error shows it: shape and dtype of a tensor, never its contents."""

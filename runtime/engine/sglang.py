@@ -145,10 +145,12 @@ def _views(
         raise source.refusal("metadata", "missing", f"{BACKEND}, or {COPIED}")
     take = Views(own, hidden)
     table = own.tensor("real_page_table", repair=BACKEND)
+    lengths = own.tensor("cache_seqlens_int32", repair=BACKEND)
+    own.check_counted(lengths, extent.requests, "batch_size")
     return Step(
         hidden=hidden[: extent.rows],
         out=out[: extent.rows],
-        lengths=take.lengths(own.tensor("cache_seqlens_int32", repair=BACKEND), extent),
+        lengths=take.lengths(lengths, extent),
         slots=Views(source, hidden).slots(source.tensor("out_cache_loc", repair=BACKEND), extent),
         block_table=take.table(table, extent, _rows_a_request(own, table, extent)),
         q=extent.q,
@@ -169,9 +171,12 @@ def _copies(
     slots = source.tensor("out_cache_loc", repair=BATCH)
     if own.given is None:
         plus = extent.q if verify else 0
-        lengths = take.lengths(source.tensor("seq_lens", repair=BATCH), extent, plus)
+        found = source.tensor("seq_lens", repair=BATCH)
+        source.check_counted(found, extent.requests, "batch_size")
+        lengths = take.lengths(found, extent, plus)
     else:
         found = own.tensor("cache_seqlens_int32", repair=BACKEND)
+        own.check_counted(found, extent.requests, "batch_size")
         lengths = take.lengths(found, extent)
     step = Step(
         hidden=take.like[: extent.step_rows],
@@ -206,6 +211,7 @@ def _table(
         raise source.refusal("req_to_token", "missing", POOL)
     period = layer.MEMORY.caches["latent_kv"].page * (layer.RANKS if sharded else 1)
     pool = source.tensor("req_pool_indices", repair=BATCH)
+    source.check_counted(pool, extent.requests, "batch_size")
     return take.token_table(Handed("req_to_token", req_to_token), pool, extent, period)
 
 

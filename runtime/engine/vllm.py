@@ -74,6 +74,8 @@ def from_vllm(
     check_longest(source, layer, "max_seq_len", longest)
     take = buffers.taking(source, hidden) if buffers else Views(source, hidden)
     lengths, table, slots = _tensors(source, index_metadata)
+    for one in (lengths, table):
+        source.check_counted(one, source.count("num_reqs", WHOLE), "num_reqs")
     split = _split(source, layer, "latent_kv", block_size)
     check_reach(source, layer, table, layer.MEMORY.caches["latent_kv"].page * split, longest)
     step = Step(
@@ -230,11 +232,11 @@ def _rows_a_request(own: Source, table: Handed, extent: Extent) -> int:
         return 1
     if rows == own.bound("num_decode_tokens"):
         return extent.q
-    counted = f"num_decodes {own.bound('num_decodes')}"
     raise own.refusal(
         table.attribute,
         describe(table.tensor),
-        f"needs a row for each of {counted}, or of each row",
+        f"needs num_decodes {own.bound('num_decodes')} or num_decode_tokens "
+        f"{own.bound('num_decode_tokens')} rows: hand in metadata of one step",
     )
 
 
