@@ -68,12 +68,13 @@ def extent_of(
 def check_longest(source: Source, layer: Layer, attribute: str, longest: int | None) -> None:
     """Raises LayerError where contexts of `longest` tokens do not fit the layer's scores.
 
-    `longest` is an upper bound that the host knows; None leaves the check out.
+    `longest` is an upper bound that the host knows; None leaves the check out.  Of ranks that share
+    a context, all judge by the largest share, so that none runs a step that another refuses.
     """
     scores = layer.MEMORY.buffers.get("scores")
     if longest is None or scores is None or not isinstance(scores.shape[-1], int):
         return
-    if layer.shard.local_length(longest) > scores.shape[-1]:
+    if layer.shard.local_length(longest, rank=0) > scores.shape[-1]:
         raise source.refusal(
             attribute,
             longest,
@@ -89,7 +90,7 @@ def check_reach(
     if longest is None:
         return
     pages = table.tensor.shape[1]
-    needed = layer.shard.local_length(longest)
+    needed = layer.shard.local_length(longest, rank=0)
     if pages * page < needed:
         raise source.refusal(
             table.attribute,

@@ -285,3 +285,24 @@ def test_buffers_for_shorter_contexts(tp: Layer, step: Step) -> None:
     ragged = replace(step, hidden=torch.zeros(10, 256, dtype=torch.bfloat16))
     text = "tp_4 from vLLM: hidden is [10, 256] bf16; pad to a multiple of 4 rows a request"
     refused(tp, ragged, recorded.vllm(step), text, buffers=buffers)
+
+
+def test_ranks_agree_on_what_is_too_long(dcp: Layer, step: Step) -> None:
+    """Rank 0 of two holds 513 of 1025 tokens, this rank 512, which would fit."""
+    refused(
+        dcp,
+        step,
+        recorded.vllm(step, longest=1025),
+        "dcp_2_i1 from vLLM: max_seq_len is 1025; the layer is generated for contexts of 512: "
+        "lower the engine's longest context, or raise `context` in the geometry and generate",
+    )
+    short = recorded.vllm(step, longest=129)
+    short.block_table = short.block_table[:, :1]
+    refused(
+        dcp,
+        step,
+        short,
+        "dcp_2_i1 from vLLM: block_table is [2, 1] i32; 1 pages of 64 tokens do not hold a context "
+        "of 65: hand in the table of this rank at its full width",
+    )
+    from_vllm(recorded.vllm(step, longest=1024), dcp, step.hidden, step.out)
