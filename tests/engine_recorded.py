@@ -160,8 +160,8 @@ def indexer(step: Step, *, flat: bool = False, **changed: Any) -> Indexer:
 
 
 def full_width(table: Tensor, width: int) -> Tensor:
-    """The table at the width of the engine's longest context; entries behind are page 0."""
-    wide = table.new_zeros((table.shape[0], width))
+    """The table with at least that many pages a request; entries behind are page 0."""
+    wide = table.new_zeros((table.shape[0], max(width, table.shape[1])))
     wide[:, : table.shape[1]] = table
     return persistent(wide, torch.int32)
 

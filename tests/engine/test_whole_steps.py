@@ -10,11 +10,12 @@ import engine_recorded as recorded
 import pytest
 import torch
 from layer_checks import assert_within_bounds, compared
-from layer_factory import LayerFactory
+from layer_factory import REPOSITORY, LayerFactory
 
 from kpipe.runtime.engine.sglang import from_sglang
 from kpipe.runtime.engine.step_buffers import StepBuffers
 from kpipe.runtime.engine.vllm import from_vllm
+from kpipe.runtime.generated_folder import load_layer
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import Step
 from kpipe.runtime.trial import Case, run_case
@@ -134,6 +135,35 @@ def test_sglang_from_the_place_of_every_token(layers: LayerFactory, ranks: int, 
         return own_index(given, step, buffers)
 
     judged(layers.tp(4) if ranks == 1 else layers.dcp(2), hand, CONTEXTS, q)
+
+
+def test_vllm_drives_the_committed_tensor_parallel_layer() -> None:
+    """At the model's own dimensions, rank 3 of 8: verify rows around top_k."""
+
+    def hand(layer: Layer, step: Step) -> Step:
+        metadata = recorded.vllm(step, longest=2112)
+        index = recorded.indexer(step, flat=True)
+        return from_vllm(metadata, layer, step.hidden, step.out, index_metadata=index)
+
+    layer_class = driven(load_layer(REPOSITORY / "generated" / "dsa_tp"), hand)
+    (trial,) = run_case(layer_class, Case((2050, 2), q=4, arch="sm_90a", only_ranks=(3,)))
+    assert_within_bounds([trial])
+    assert trial.ranks[0].views.valid.tolist() == [2047, 2048, 2048, 2048, 0, 0, 1, 2]
+
+
+def test_vllm_drives_the_committed_ranks_that_share_contexts() -> None:
+    """At the model's own dimensions, both ranks; more keys than top_k, and a padded request."""
+
+    def hand(layer: Layer, step: Step) -> Step:
+        metadata = recorded.vllm(step, longest=2500)
+        index = recorded.indexer(step)
+        return from_vllm(metadata, layer, step.hidden, step.out, index_metadata=index)
+
+    layer_class = driven(load_layer(REPOSITORY / "generated" / "dsa_dcp_d2"), hand)
+    (trial,) = run_case(layer_class, Case((2500, 40, 0), arch="sm_90a"))
+    assert_within_bounds([trial])
+    counts = torch.stack([run.views.valid for run in trial.ranks])
+    assert counts.sum(0).tolist() == [2048, 40, 0]
 
 
 def own_index(given: Step, step: Step, buffers: StepBuffers | None = None) -> Step:
