@@ -55,11 +55,10 @@ def from_vllm(
     needed where the index cache has a table of its own.  hidden and out are [tokens, hidden] BF16
     and may have more rows than the metadata counts.
 
-    Without `buffers` the step consists of views of vLLM's tensors and covers the counted rows;
-    rows of `out` behind them are left alone.  With `buffers` lengths, slots and tables are copied
-    there on the current stream, and the step covers all rows of hidden, padding included.
-    Everything stays on the device: host integers, shapes and `query_start_loc_cpu` are all that
-    is read, no tensor is copied to the host, no call waits for the GPU.
+    Without `buffers` the step is made of views and covers the counted rows; rows of `out` behind
+    them are left alone.  With `buffers` lengths, slots and tables are copied there on the current
+    stream, and the step covers all rows of hidden, padding included.  Everything stays
+    on the device: host integers, shapes and `query_start_loc_cpu` are all that is read, no tensor is copied to the host, no call waits for the GPU.
 
     Raises LayerError naming attribute, value and repair for a prefill or a mixed batch, requests
     of uneven rows, rows or q that the layer does not declare, and for dtypes, pages, layouts and
@@ -70,14 +69,14 @@ def from_vllm(
     requests, q = _requests(source)
     extent = extent_of(source, layer, requests, q, hidden, buffers is not None)
     _check_parallel(source, layer)
-    longest = source.bound("max_seq_len")
-    check_longest(source, layer, "max_seq_len", longest)
+    check_longest(source, layer, "max_seq_len", source.bound("max_seq_len"))
     take = buffers.taking(source, hidden) if buffers else Views(source, hidden)
     lengths, table, slots = _tensors(source, index_metadata)
     for one in (lengths, table):
         source.check_counted(one, source.count("num_reqs", WHOLE), "num_reqs")
     split = _split(source, layer, "latent_kv", block_size)
-    check_reach(source, layer, table, layer.MEMORY.caches["latent_kv"].page * split, longest)
+    page = layer.MEMORY.caches["latent_kv"].page * split
+    check_reach(source, layer, table, page, source.bound("max_seq_len"))
     step = Step(
         hidden=hidden[: extent.step_rows],
         out=out[: extent.step_rows],
