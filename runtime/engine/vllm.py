@@ -58,7 +58,8 @@ def from_vllm(
     Without `buffers` the step is made of views and covers the counted rows; rows of `out` behind
     them are left alone.  With `buffers` lengths, slots and tables are copied there on the current
     stream, and the step covers all rows of hidden, padding included.  Everything stays
-    on the device: host integers, shapes and `query_start_loc_cpu` are all that is read, no tensor is copied to the host, no call waits for the GPU.
+    on the device: host integers, shapes and `query_start_loc_cpu` are all that is read, no tensor
+    is copied to the host, no call waits for the GPU.
 
     Raises LayerError naming attribute, value and repair for a prefill or a mixed batch, requests
     of uneven rows, rows or q that the layer does not declare, and for dtypes, pages, layouts and
