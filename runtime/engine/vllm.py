@@ -51,9 +51,8 @@ def from_vllm(
     """The step that vLLM's decode metadata describes, for a layer that is prepared.
 
     `metadata` is what the MLA backend built for this layer (or CommonAttentionMetadata, with
-    `block_size` tokens to a page of its table), `index_metadata` what the indexer's backend built,
-    needed where the index cache has a table of its own.  hidden and out are [tokens, hidden] BF16
-    and may have more rows than the metadata counts.
+    `block_size` tokens to an entry of its table), `index_metadata` what the indexer's built, needed
+    where the index cache has its own table.  hidden and out [tokens, hidden] BF16 may be longer.
 
     Without `buffers` the step is made of views and covers the counted rows; rows of `out` behind
     them are left alone.  With `buffers` lengths, slots and tables are copied there on the current
