@@ -17,7 +17,7 @@ from kpipe.runtime.rows import (
     row_lengths,
 )
 from kpipe.runtime.scales import check_latent_scales, check_rank_scales, check_scale
-from kpipe.runtime.tables import expand_table
+from kpipe.runtime.tables import expand_table, write_expanded, write_token_pages
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,22 @@ def test_table_refuses_what_does_not_divide_or_fit() -> None:
         expand_table(table, 32, 64)
     with pytest.raises(ValueError, match=r"block 4294967327 does not fit torch.int32"):
         expand_table(torch.tensor([[1 << 27]], dtype=torch.int32), 2048, 64)
+
+
+def test_tables_are_written_in_place_up_to_their_end() -> None:
+    """What the last step left behind the pages of this one is gone."""
+    into = torch.full((2, 7), 99, dtype=torch.int32)
+    write_expanded(into, torch.tensor([[5, -1], [0, 3]]), 3)
+    assert into.tolist() == [[15, 16, 17, -1, -1, -1, 0], [0, 1, 2, 9, 10, 11, 0]]
+    into.fill_(99)
+    write_expanded(into, torch.tensor([[5, -2], [0, 3]]), 1)
+    assert into.tolist() == [[5, -2, 0, 0, 0, 0, 0], [0, 3, 0, 0, 0, 0, 0]]
+    tokens = torch.tensor([[8, 9, 10, 11, 40, 41], [99] * 6, [0, 1, 2, 3, 12, 13]])
+    into.fill_(99)
+    write_token_pages(into, tokens, torch.tensor([2, 0]), 4)
+    assert into.tolist() == [[0, 3, 0, 0, 0, 0, 0], [2, 10, 0, 0, 0, 0, 0]]
+    write_token_pages(into[:, :1], tokens, torch.tensor([0, 2]), 4)
+    assert into[:, 0].tolist() == [2, 0]
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), -1.0, float("inf")])
