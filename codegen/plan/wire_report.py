@@ -129,16 +129,16 @@ def _assumptions(link: Link, steps: tuple[StepWire, ...]) -> tuple[str, ...]:
     measured = any(one.prediction.measured for one in steps)
     estimated = any(one.prediction.measured < one.prediction.launches for one in steps)
     lines = [
-        f"link ({link.source}): {link.name}, peer stores of a rank at {link.peer_store_gb_s:g} "
-        f"GB/s, {link.one_way_latency_us:g} us from a store to the poll that sees it",
+        f"link ({link.source}): {link.name}, {link.peer_store_gb_s:g} GB/s of peer stores a rank, "
+        f"{link.one_way_latency_us:g} us from store to poll",
         "words leave when their sender ends, all at once; transfers at the same time do not slow "
         "each other down",
         "all ranks start at the same time and do the same; none is late, and the host keeps up",
     ]
     if measured:
         lines.append(
-            "measured durations: each launch alone on one GPU, its gap included, its words there; "
-            "its peer stores stay on that GPU"
+            "measured durations: a launch alone on one GPU, its gap included, its words there; no "
+            "NVLink in them"
         )
     if estimated:
         lines.append(
