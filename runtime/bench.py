@@ -20,6 +20,7 @@ import torch
 from kpipe.runtime.bench_floor import BANDWIDTH, floor_us, launch_bytes
 from kpipe.runtime.bench_inputs import TimedLayer, build
 from kpipe.runtime.bench_ranks import LOCKSTEP, NOTE, RankBench
+from kpipe.runtime.comm.mailbox import MailboxTimeout
 from kpipe.runtime.evidence import made_of, versions
 from kpipe.runtime.generated_folder import launches, load_layer
 from kpipe.runtime.layer import Layer
@@ -58,13 +59,12 @@ def graph_us(
 ) -> float:
     """Median microseconds of one of `runs`, all of them captured into one graph.
 
-    `before` runs ahead of every replay, out of a graph of its own, and is not timed.  `mode` is
-    that of the capture's errors: "relaxed" where the runs launch from several threads.
+    `before` comes ahead of every replay and of the first run, and is not timed: a replay of a
+    graph, so that the device does not wait for the host behind it.  `mode` is that of the capture's
+    errors: "relaxed" where the runs launch from several threads.
     """
-    ahead: Callable[[], object] = lambda: None  # noqa: E731
-    if before is not None:
-        before()
-        ahead = _captured([before], "global").replay
+    ahead: Callable[[], object] = before or (lambda: None)
+    ahead()
     for run in runs:
         run()
     torch.cuda.synchronize()
@@ -183,7 +183,8 @@ def document(
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; returns 0, 2 (usage) or 4 (no device here, or an op without a kernel)."""
+    """Run the command; returns 0, 1 (a poll gave up), 2 (usage) or 4 (no device here, or an op
+    without a kernel)."""
     parser = argparse.ArgumentParser(prog="kpipe bench", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", help="a generated folder, e.g. generated/dsa_tp")
     parser.add_argument("--rows", default="1,4,16,64", metavar="N,N,...", help="token rows")
@@ -214,6 +215,9 @@ def main(argv: list[str]) -> int:
     except LayerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 4
+    except MailboxTimeout as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     print(table(timings))
     if layer_class.CONTEXT_PARALLEL:
         print(NOTE)
@@ -242,15 +246,23 @@ def _measure(
 def time_ranks(
     ranks: RankBench, rows: int, q: int, context: int, layers_only: bool = False
 ) -> list[Timing]:
-    """A rank that finds its words at once: its layer, its launches; then all ranks in lockstep."""
-    ready = ranks.ready(rows, q, context)
-    mine = ranks.alone(ready, ranks.words(ready), 1 if layers_only else REPEAT)
-    whole = time_layers(mine.layers[:LAYERS], context, mine.bring_words)
-    found = [whole]
-    if not layers_only:
-        found += time_launches(mine.layers, context, 1, mine.bring_words)
-    us = graph_us([ranks.in_lockstep(ready)], mode="relaxed") / (LAYERS * ranks.ranks)
-    ranks.synchronize()
+    """A rank that finds its words at once: its layer, its launches; then all ranks in lockstep.
+
+    Raises MailboxTimeout, which says what was missing, where a poll has given up all the same.
+    """
+    try:
+        ready = ranks.ready(rows, q, context)
+        mine = ranks.alone(ready, ranks.words(ready), 1 if layers_only else REPEAT)
+        mine.bring_words()
+        bring_words = _captured([mine.bring_words], "global").replay
+        whole = time_layers(mine.layers[:LAYERS], context, bring_words)
+        found = [whole]
+        if not layers_only:
+            found += time_launches(mine.layers, context, 1, bring_words)
+        us = graph_us([ranks.in_lockstep(ready)], mode="relaxed") / (LAYERS * ranks.ranks)
+    except RuntimeError:
+        ranks.synchronize()
+        raise
     return [*found, replace(whole, what=LOCKSTEP, us=us)]
 
 

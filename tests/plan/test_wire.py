@@ -9,9 +9,13 @@ import pytest
 from spec_project import make_project, plan_of
 
 from kpipe.codegen.diagnostics import SpecError
+from kpipe.codegen.ops.contract import Access
+from kpipe.codegen.ops.projection import O_PROJ
+from kpipe.codegen.ops.value import DCP_VALUE
 from kpipe.codegen.plan.cost import timeline, total
 from kpipe.codegen.plan.describe import describe_text
 from kpipe.codegen.plan.describe_json import describe_json
+from kpipe.codegen.plan.flags import sends
 from kpipe.codegen.plan.links import AT_ONCE, LINKS, Link, link_of, measured_link
 from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.plan.wire import alternatives, count, posts
@@ -66,6 +70,15 @@ def test_senders_and_pollers_are_those_of_the_mode(plans: Plans) -> None:
         assert pairs["partial_mail"] == pairs["lse_mail"] == ("dcp_value", "dcp_value")
         assert pairs["o_mail"] == ("o_proj", "o_reduce")
         assert pairs.get("o_gather", ("o_reduce", "o_reduce")) == ("o_reduce", "o_reduce")
+
+
+def test_a_core_that_pushes_leaves_the_value_nothing_to_send() -> None:
+    exchanged = [o for o in DCP_VALUE.operands if o.access is Access.EXCHANGE]
+    assert [o.name for o in exchanged] == ["partial_mail", "lse_mail"]
+    for pushes in (True, False):
+        assert [sends(o, DCP_VALUE, {"pushes": pushes}) for o in exchanged] == [pushes] * 2
+    (mail,) = (o for o in O_PROJ.operands if o.access is Access.PUBLISH)
+    assert sends(mail, O_PROJ, {"dcp": True}) and not sends(mail, O_PROJ, {"dcp": False})
 
 
 def test_without_sharded_contexts_nothing_travels(plans: Plans) -> None:

@@ -148,17 +148,14 @@ def test_words_come_ahead_of_every_replay_and_outside_the_time(
 ) -> None:
     log: list[str] = []
 
-    def captured(runs, mode):
-        name = "words" if len(runs) == 1 else "layers"
-        return SimpleNamespace(replay=lambda: log.append(f"replay {name}"))
-
-    monkeypatch.setattr(bench, "_captured", captured)
+    graph = SimpleNamespace(replay=lambda: log.append("replay"))
+    monkeypatch.setattr(bench, "_captured", lambda runs, mode: graph)
     monkeypatch.setattr(bench.torch.cuda, "Event", lambda enable_timing: FakeEvent(log))
     monkeypatch.setattr(bench.torch.cuda, "synchronize", lambda: None)
     runs = [lambda n=n: log.append(f"run {n}") for n in range(3)]
     us = bench.graph_us(runs, replays=2, before=lambda: log.append("words"))
-    once = ["replay words", "event", "replay layers", "event"]
-    warm = ["words", "run 0", "run 1", "run 2", "replay words", "replay layers"]
+    once = ["words", "event", "replay", "event"]
+    warm = ["words", "run 0", "run 1", "run 2", "words", "replay"]
     assert log == [*warm, *once, *once]
     assert us == pytest.approx(2.0)
 
