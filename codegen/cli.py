@@ -80,6 +80,8 @@ def generate(
     show_default=True,
     help="markdown is the comment of a pull request; it needs --against.",
 )
+@click.option("--link", metavar="FILE", help="Bandwidth and latency measured between GPUs.")
+@click.option("--timings", metavar="FILE", help="Durations that `kpipe bench --out` measured.")
 @common_options
 def plan(
     specs: tuple[str, ...],
@@ -88,12 +90,15 @@ def plan(
     q: int | None,
     arch: str | None,
     form: str,
+    link: str | None,
+    timings: str | None,
     color: str,
 ) -> int:
     """Show the resolved plan of SPEC: tables, memory, launches, and why.
 
     Launches are shown once per distinct launch list, or for the steps that --rows, --q and
-    --arch select.
+    --arch select. Where ranks exchange words it also shows how many bytes travel, and predicts
+    the time of a layer, with what it assumes; --link and --timings put figures in their place.
 
     With --against: what the schedules of all SPECs do otherwise than the old ones, whether they
     are still proved, and which generated files change.  Without SPEC: every spec that `pipelines`
@@ -103,8 +108,10 @@ def plan(
     from kpipe.codegen.commands.plan import run, run_against
 
     if against is not None:
+        if link or timings:
+            raise click.UsageError("--link and --timings do not go with --against")
         return run_against(specs, against, (rows, q, arch), form, color)
-    return run(specs, rows, q, arch, form, color)
+    return run(specs, rows, q, arch, form, link, timings, color)
 
 
 @main.command()

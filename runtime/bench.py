@@ -2,7 +2,8 @@
 
 Everything is timed inside CUDA graphs over several layers whose weights and caches together are
 larger than the L2 cache.  A launch is timed alone, chained with itself over the layers, so that
-the launches' times need not add up to the layer's: there they overlap.
+the launches' times need not add up to the layer's: there they overlap.  How ranks that exchange
+words are timed on one GPU: see bench_ranks.py.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from kpipe.runtime.bench_floor import BANDWIDTH, floor_us, launch_bytes
 from kpipe.runtime.bench_inputs import TimedLayer, build
+from kpipe.runtime.bench_ranks import LOCKSTEP, NOTE, RankBench
+from kpipe.runtime.comm.mailbox import MailboxTimeout
 from kpipe.runtime.evidence import made_of, versions
 from kpipe.runtime.generated_folder import launches, load_layer
 from kpipe.runtime.layer import Layer
@@ -25,6 +28,8 @@ from kpipe.runtime.metadata import LayerError
 
 REPLAYS = 50
 LAYERS = 4
+REPEAT = 4
+"""How often a launch is chained with itself on each layer."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Timing:
     """Median microseconds of a layer, or of one of its launches, and what bounds it from below."""
 
     pipeline: str
-    what: str  # "layer" or the op
+    what: str  # "layer", "lockstep" (all ranks of one GPU, divided by them), or the op
     method: str
     rows: int
     q: int
@@ -46,18 +51,29 @@ class Timing:
         return self.floor_us / self.us
 
 
-def graph_us(runs: Sequence[Callable[[], object]], replays: int = REPLAYS) -> float:
-    """Median microseconds of one of `runs`, all of them captured into one graph."""
+def graph_us(
+    runs: Sequence[Callable[[], object]],
+    replays: int = REPLAYS,
+    before: Callable[[], object] | None = None,
+    mode: str = "global",
+) -> float:
+    """Median microseconds of one of `runs`, all of them captured into one graph.
+
+    `before` comes ahead of every replay and of the first run, and is not timed: a replay of a
+    graph, so that the device does not wait for the host behind it.  `mode` is that of the capture's
+    errors: "relaxed" where the runs launch from several threads.
+    """
+    ahead: Callable[[], object] = before or (lambda: None)
+    ahead()
     for run in runs:
         run()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for run in runs:
-            run()
+    graph = _captured(runs, mode)
     pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(replays)]
+    ahead()
     graph.replay()
     for start, end in pairs:
+        ahead()
         start.record()
         graph.replay()
         end.record()
@@ -66,23 +82,43 @@ def graph_us(runs: Sequence[Callable[[], object]], replays: int = REPLAYS) -> fl
     return times[len(times) // 2] / len(runs)
 
 
-def time_layers(timed: Sequence[TimedLayer], context: int) -> Timing:
-    """The whole layer, one behind the other."""
+def _captured(runs: Sequence[Callable[[], object]], mode: str) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        for run in runs:
+            run()
+    return graph
+
+
+def time_layers(
+    timed: Sequence[TimedLayer], context: int, before: Callable[[], object] | None = None
+) -> Timing:
+    """The whole layer, one behind the other; `before` as in `graph_us`."""
     one = timed[0]
+    if before is not None:
+        before()
     method = one.run()
     q, rows = one.step.q, one.step.rows
     names = [op.name for op in launches(type(one.layer), method)]
     needed = floor_us(type(one.layer), names, rows, q, context)
-    us = graph_us([layer.run for layer in timed])
+    us = graph_us([layer.run for layer in timed], before=before)
     return Timing(one.layer.NAME, "layer", method, rows, q, context, us, needed)
 
 
-def time_launches(timed: Sequence[TimedLayer], context: int, repeat: int = 4) -> list[Timing]:
-    """Every launch of the method alone, chained with itself; the others are left out."""
+def time_launches(
+    timed: Sequence[TimedLayer],
+    context: int,
+    repeat: int = REPEAT,
+    before: Callable[[], object] | None = None,
+) -> list[Timing]:
+    """Every launch of the method alone, chained with itself; the others are left out.
+
+    `before` as in `graph_us`.
+    """
     layer_class = type(timed[0].layer)
-    method = timed[0].run()
-    for layer in timed:
-        layer.run()
+    if before is not None:
+        before()
+    method = [layer.run() for layer in timed][0]
     rows, q = timed[0].step.rows, timed[0].step.q
     found = []
     by_name = {op.name: op for op in launches(layer_class, method)}
@@ -94,7 +130,7 @@ def time_launches(timed: Sequence[TimedLayer], context: int, repeat: int = 4) ->
                     saved.append((one.layer, other.name, getattr(one.layer, other.name)))
                     setattr(one.layer, other.name, _nothing)
         try:
-            us = graph_us([one.run for _ in range(repeat) for one in timed])
+            us = graph_us([one.run for _ in range(repeat) for one in timed], before=before)
         finally:
             for layer, name, ready in saved:
                 setattr(layer, name, ready)
@@ -127,8 +163,12 @@ def table(timings: Sequence[Timing]) -> str:
     )
 
 
-def document(timings: Sequence[Timing], arch: str, folder: Path) -> dict[str, object]:
-    """What is written down: the machine, the versions, the kernels of `folder`, the times."""
+def document(
+    timings: Sequence[Timing], arch: str, folder: Path, layer_class: type[Layer] | None = None
+) -> dict[str, object]:
+    """What is written down: the machine, the versions, the kernels of `folder`, the times; of a
+    class whose ranks exchange words, how many they are and what is not in the times."""
+    exchanging = layer_class is not None and layer_class.CONTEXT_PARALLEL
     kernels = (path.stem for path in folder.glob("kernels/*.py") if path.stem != "__init__")
     return {
         "gpu": torch.cuda.get_device_name(),
@@ -137,12 +177,14 @@ def document(timings: Sequence[Timing], arch: str, folder: Path) -> dict[str, ob
         "versions": versions(),
         "replays": REPLAYS,
         "layers": LAYERS,
+        **({"ranks": layer_class.RANKS, "note": NOTE} if exchanging else {}),
         "timings": [asdict(t) for t in timings],
     }
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; returns 0, 2 (usage) or 4 (no device here, or an op without a kernel)."""
+    """Run the command; returns 0, 1 (a poll gave up), 2 (usage) or 4 (no device here, or an op
+    without a kernel)."""
     parser = argparse.ArgumentParser(prog="kpipe bench", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", help="a generated folder, e.g. generated/dsa_tp")
     parser.add_argument("--rows", default="1,4,16,64", metavar="N,N,...", help="token rows")
@@ -162,31 +204,66 @@ def main(argv: list[str]) -> int:
         return 4
     from kpipe.runtime.host.launch import arch_of
 
+    timings: list[Timing] = []
     try:
         arch = arch_of(torch.device("cuda"))
-        timings = _measure(layer_class, arch, counts, options)
+        for found in _measure(layer_class, arch, counts, options):
+            timings += found
+            if options.out:  # what comes later may fail
+                written = document(timings, arch, Path(options.folder), layer_class)
+                options.out.write_text(json.dumps(written, indent=1) + "\n")
     except LayerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 4
+    except MailboxTimeout as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     print(table(timings))
-    if options.out:
-        written = document(timings, arch, Path(options.folder))
-        options.out.write_text(json.dumps(written, indent=1) + "\n")
+    if layer_class.CONTEXT_PARALLEL:
+        print(NOTE)
     return 0
 
 
 def _measure(
     layer_class: type[Layer], arch: str, counts: list[int], options: argparse.Namespace
-) -> list[Timing]:
-    timings: list[Timing] = []
+) -> Iterator[list[Timing]]:
+    """The times at one number of rows after the other."""
+    if layer_class.CONTEXT_PARALLEL:
+        ranks = RankBench(layer_class, arch, LAYERS)
+        for rows in counts:
+            yield time_ranks(ranks, rows, options.q, options.context, options.layers_only)
+        return
     for rows in counts:
         timed = build(
             layer_class, arch=arch, rows=rows, q=options.q, context=options.context, count=LAYERS
         )
-        timings.append(time_layers(timed, options.context))
+        timings = [time_layers(timed, options.context)]
         if not options.layers_only:
             timings += time_launches(timed, options.context)
-    return timings
+        yield timings
+
+
+def time_ranks(
+    ranks: RankBench, rows: int, q: int, context: int, layers_only: bool = False
+) -> list[Timing]:
+    """A rank that finds its words at once: its layer, its launches; then all ranks in lockstep.
+
+    Raises MailboxTimeout, which says what was missing, where a poll has given up all the same.
+    """
+    try:
+        ready = ranks.ready(rows, q, context)
+        mine = ranks.alone(ready, ranks.words(ready), 1 if layers_only else REPEAT)
+        mine.bring_words()
+        bring_words = _captured([mine.bring_words], "global").replay
+        whole = time_layers(mine.layers[:LAYERS], context, bring_words)
+        found = [whole]
+        if not layers_only:
+            found += time_launches(mine.layers, context, 1, bring_words)
+        us = graph_us([ranks.in_lockstep(ready)], mode="relaxed") / (LAYERS * ranks.ranks)
+    except RuntimeError:
+        ranks.synchronize()
+        raise
+    return [*found, replace(whole, what=LOCKSTEP, us=us)]
 
 
 if __name__ == "__main__":

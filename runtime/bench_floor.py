@@ -1,7 +1,8 @@
 """The fewest bytes a launch must move, and the time that takes at the bandwidth of the memory.
 
 Weights count once, cache rows as often as different requests read them, activations once each
-way.  Scores count as they are: written by one launch and read by the next.
+way.  Scores count as they are: written by one launch and read by the next.  Of a context that is
+sharded over ranks a rank reads its share; mailboxes do not count.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ def weight_bytes(layer: type[Layer], name: str) -> int:
 
 def cache_bytes(layer: type[Layer], op: str, rows: int, q: int, context: int) -> int:
     """Bytes of the paged caches that an op must read; inserts of single rows do not count."""
+    ranks = layer.RANKS if layer.CONTEXT_PARALLEL else 1
     if op.startswith("index_scores"):
-        return rows // q * context * layer.MEMORY.cache_format("index_kv").row_bytes
+        return rows // q * context // ranks * layer.MEMORY.cache_format("index_kv").row_bytes
     if "sparse" in op:
         row_bytes = layer.MEMORY.cache_format("latent_kv").row_bytes
-        return rows * min(int(layer.MEMORY.geometry["top_k"]), context) * row_bytes
+        return rows * min(int(layer.MEMORY.geometry["top_k"]), context) // ranks * row_bytes
     return 0
 
 

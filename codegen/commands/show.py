@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kpipe.codegen.commands.common import exit_code, show_findings
+from kpipe.codegen.commands.measured import read_times
 from kpipe.codegen.config import display, load_config
 from kpipe.codegen.diagnostics import SpecError
 from kpipe.codegen.review.selection import Chosen, Selection, distinct, select
@@ -121,7 +122,7 @@ def _schedules(
 
     folder = load_config(Path(spec)).output / selection.plan.name
     if timings is not None:
-        known: tuple[Timings, ...] = (_read(Path(timings)),)
+        known: tuple[Timings, ...] = (read_times(Path(timings)),)
     else:
         known = () if estimated else evidence_timings(folder)
     schedules = []
@@ -131,21 +132,6 @@ def _schedules(
     if timings is not None:
         _say_what_lacks(selection, schedules, known, timings)
     return schedules
-
-
-def _read(path: Path) -> Timings:
-    from kpipe.codegen.review.timings import TimingsError, read_timings
-
-    try:
-        found = read_timings(path)
-    except TimingsError as error:
-        raise click.ClickException(f"--timings {display(path)}: {error}") from None
-    if found is None:
-        raise click.ClickException(
-            f"--timings {display(path)}: it holds no times; `kpipe bench FOLDER --out FILE` "
-            "writes them"
-        )
-    return found
 
 
 def _say_what_lacks(

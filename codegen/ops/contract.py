@@ -124,6 +124,7 @@ class Operand:
     type: OperandType | None = None
     path: Path = Path.GENERIC
     gates: tuple[str, ...] = ()  # a mask: operands whose rows are left out where it says so
+    scattered: str = ""  # flag under which a peer is sent only the columns that it owns
 
     @property
     def passed(self) -> bool:
@@ -383,9 +384,13 @@ def mailbox(
     *,
     when: str = "",
     type: OperandType | None = None,
+    scattered: str = "",
 ) -> Operand:
     """Memory that peers write and this rank polls; the shape is that of one parity."""
-    return Operand(name, Kind.BUFFER, access, _split(shape), dtype, when=when, type=type)
+    axes = _split(shape)
+    return Operand(
+        name, Kind.BUFFER, access, axes, dtype, when=when, type=type, scattered=scattered
+    )
 
 
 def _split(shape: str) -> tuple[str, ...]:

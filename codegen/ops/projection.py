@@ -86,6 +86,7 @@ O_PROJ = Contract(
             "bf16",
             when="dcp",
             type=PARTIAL,
+            scattered="two_shot",
         ),
     ),
     flags=(

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from kpipe.codegen.places.layout import Layout, launches
 from kpipe.codegen.places.survey import Blocked, Legal, Survey
-from kpipe.codegen.plan.describe import WIDTH, row_list
+from kpipe.codegen.plan.columns import WIDTH
+from kpipe.codegen.plan.describe import row_list
 from kpipe.codegen.plan.resolve import Resolved
 
 SHOWN = 10  # legal schedules, and rules, without --all

@@ -5,12 +5,17 @@ at the bandwidth that it gets, and never less than a floor; launches that run si
 the bandwidth.  It starts behind its predecessors in the stream and behind what it joins, each plus
 the gap of that kind of edge.
 
+Ranks that exchange words do the same at the same time.  A mailbox's words leave when their sender
+ends, all at once: whoever polls for them starts behind that by their journey over the link, and a
+launch that exchanges words with its like takes that much longer.  So transfers overlap with other
+launches and never with their own sender, and two at once do not slow each other down.
+
 Figures, all of one H200: a plain read of 4 GiB runs at 4.31 TB/s; an empty dependent kernel costs
 1.1 us in a graph; launched by PDL the shipped kernels save 0.5 us and more of that
 (docs/numbers.md, "Kernels on the H200", chained against plain).  The floor is what a small kernel
 needs, 2 us.
 
-Left out: time that a poll spends on peers, L2 hits and weights requested ahead of a wait,
+Left out: ranks that are late, L2 hits and weights requested ahead of a wait,
 arithmetic, workspaces whose size only a kernel knows, host time.  Bytes that depend on the context
 are those of `CONTEXT` tokens a request.
 """
@@ -24,8 +29,10 @@ from math import prod
 from types import MappingProxyType
 
 from kpipe.codegen.ops.contract import Access, Kind
+from kpipe.codegen.plan.links import Link, link_of
 from kpipe.codegen.plan.memory import DTYPE_BYTES
 from kpipe.codegen.plan.model import Binding, Fork, Launch, PipelinePlan, StepPlan
+from kpipe.codegen.plan.wire import posts
 from kpipe.codegen.spec.expressions import evaluate, parse
 
 BANDWIDTH = 4.3e6  # bytes per us
@@ -40,7 +47,8 @@ _PAGE = 64
 class Timed:
     """One launch: start and duration in us from the start of the layer, bytes moved to and from
     memory; `behind` are the positions of the launches that it starts behind, each with the gap in
-    us; `measured` is True where the duration was given and not predicted."""
+    us; `words` are those of them that it is behind for their words alone; `measured` is True where
+    the duration was given and not predicted."""
 
     name: str
     stream: str
@@ -48,6 +56,7 @@ class Timed:
     duration: float
     bytes: int
     behind: tuple[tuple[int, float], ...] = ()
+    words: tuple[int, ...] = ()
     measured: bool = False
 
     @property
@@ -60,26 +69,33 @@ class Timed:
 class _Running:
     """A launch in the simulation; `behind` holds earlier launches and the gap behind each.
 
-    `shortest` is the time that it takes whatever its bytes need.
+    `shortest` is the time that it takes whatever its bytes need, `journey` what comes on top: that
+    of words which it waits for once it has sent its own.
     """
 
     launch: Launch
     bytes: int
     shortest: float = FLOOR
     measured: bool = False
+    journey: float = 0.0
     behind: dict[int, float] = field(default_factory=dict)
+    words: tuple[int, ...] = ()
     start: float = -1.0
     end: float = -1.0
     left: float = 0.0
 
 
 def timeline(
-    pipeline: PipelinePlan, step: StepPlan, measured: Mapping[str, float] = MappingProxyType({})
+    pipeline: PipelinePlan,
+    step: StepPlan,
+    measured: Mapping[str, float] = MappingProxyType({}),
+    link: Link | None = None,
 ) -> tuple[Timed, ...]:
     """Every launch of one layer of the step, in host order; overlap as the plan has it.
 
     `measured` gives durations in us by launch name.  Such a launch was timed in a chain, with the
-    gap ahead of it: it takes that time, shares no bandwidth and has no gap of its own.
+    gap ahead of it and its words there: it takes that time, shares no bandwidth and has no gap of
+    its own.  Words travel over `link`, without one over that of the step's architecture.
     """
     names, dtypes = _sizes(pipeline, step), _dtypes(pipeline)
     found = []
@@ -89,6 +105,7 @@ def timeline(
             run.shortest, run.measured = measured[launch.name], True
         found.append(run)
     _connect(step, found)
+    _post(pipeline, step, found, link or link_of(step.arch))
     _simulate(found)
     return tuple(
         Timed(
@@ -98,6 +115,7 @@ def timeline(
             run.end - run.start,
             run.bytes,
             tuple(run.behind.items()),
+            run.words,
             run.measured,
         )
         for run in found
@@ -106,7 +124,12 @@ def timeline(
 
 def layer_time(pipeline: PipelinePlan, step: StepPlan) -> float:
     """Predicted time of one layer in us: from its first start to its last end."""
-    return max((timed.end for timed in timeline(pipeline, step)), default=0.0)
+    return total(timeline(pipeline, step))
+
+
+def total(timed: Sequence[Timed]) -> float:
+    """Us from the first start to the last end."""
+    return max((one.end for one in timed), default=0.0)
 
 
 def critical(timed: Sequence[Timed]) -> tuple[int, ...]:
@@ -222,6 +245,24 @@ def _connect(step: StepPlan, found: list[_Running]) -> None:
         pending.setdefault(target, set()).update(reached)
 
 
+def _post(pipeline: PipelinePlan, step: StepPlan, found: list[_Running], link: Link) -> None:
+    """Whoever polls starts behind who sends, by the journey of all words between the two."""
+    sizes: dict[tuple[int, int], int] = {}
+    for post in posts(pipeline, step) if pipeline.mailboxes else ():
+        for poller in post.pollers:
+            if poller >= post.writer and post.peers:
+                pair = (post.writer, poller)
+                sizes[pair] = sizes.get(pair, 0) + post.sent * step.rows
+    for (writer, poller), size in sizes.items():
+        journey = link.journey(size)
+        if writer == poller:
+            found[poller].journey = journey
+        else:
+            run = found[poller]
+            run.words += () if writer in run.behind else (writer,)
+            run.behind[writer] = max(run.behind.get(writer, 0.0), journey)
+
+
 def _simulate(found: list[_Running]) -> None:
     """Start every launch as early as it may; those that run share the bandwidth equally."""
     now = 0.0
@@ -255,6 +296,10 @@ def _simulate(found: list[_Running]) -> None:
         now = following
         for position in list(running):
             run = found[position]
-            if run.left == 0.0 and now >= run.start + run.shortest:
-                run.end = now
-                running.remove(position)
+            if run.left > 0.0 or now < run.start + run.shortest:
+                continue
+            if run.journey:
+                run.shortest, run.journey = now - run.start + run.journey, 0.0
+                continue
+            run.end = now
+            running.remove(position)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from kpipe.codegen.diagnostics import Diagnostic, SpecError, did_you_mean
 from kpipe.codegen.ops.contract import Contract, Release
+from kpipe.codegen.plan.columns import columns, flow, section, wrap
 from kpipe.codegen.plan.model import Fork, Join, Launch, Method, PipelinePlan, StepPlan
 from kpipe.codegen.plan.workspace import workspaces
 
-WIDTH = 110
+if TYPE_CHECKING:
+    from kpipe.codegen.plan.wire_report import WireReport
+
 _MIB = 1024 * 1024
 
 
@@ -91,28 +94,42 @@ def _near(arch: str | None, targets: Sequence[str]) -> str:
 
 
 def describe_text(
-    plan: PipelinePlan, rows: int | None = None, q: int | None = None, arch: str | None = None
+    plan: PipelinePlan,
+    rows: int | None = None,
+    q: int | None = None,
+    arch: str | None = None,
+    wire: WireReport | None = None,
 ) -> str:
     """The plan as text, at most 110 columns wide.
 
-    Header, the printed total table, fallbacks, dimensions, memory, ops, and the launches of the
-    selected steps (default: one step per launch list).  Raises SpecError as `select_plans`.
+    Header, the printed total table, fallbacks, dimensions, memory, ops, `wire` where ranks exchange
+    words, and the launches of the selected steps (default: one step per launch list).  Raises
+    SpecError as `select_plans`.
     """
     steps = select_plans(plan, rows, q, arch)
     sections = [
         _header(plan),
-        _section("table", _table(plan)),
-        _section("fallbacks", _columns(_fallback_rows(plan)), empty="none was needed"),
-        _section("dimensions", _flow(f"{name} {value}" for name, value in plan.dims.items())),
-        _section(f"buffers at {plan.rows_cap} rows", _buffers(plan)),
-        _section("mailboxes", _mailboxes(plan), empty="none"),
-        _section("caches", _caches(plan), empty="none"),
-        _section("weights", _flow(_tensors(plan.weights)), empty="none"),
-        _section("step inputs", _flow(_tensors(plan.step)), empty="none"),
-        _section("ops", _ops(plan)),
+        section("table", _table(plan)),
+        section("fallbacks", columns(_fallback_rows(plan)), empty="none was needed"),
+        section("dimensions", flow(f"{name} {value}" for name, value in plan.dims.items())),
+        section(f"buffers at {plan.rows_cap} rows", _buffers(plan)),
+        section("mailboxes", _mailboxes(plan), empty="none"),
+        section("caches", _caches(plan), empty="none"),
+        section("weights", flow(_tensors(plan.weights)), empty="none"),
+        section("step inputs", flow(_tensors(plan.step)), empty="none"),
+        section("ops", _ops(plan)),
+        *_wire(wire),
         *(_step(plan, step) for step in steps),
     ]
     return "\n".join(sections)
+
+
+def _wire(report: WireReport | None) -> list[str]:
+    if report is None:
+        return []
+    from kpipe.codegen.plan.describe_wire import wire_text
+
+    return [wire_text(report)]
 
 
 def _header(plan: PipelinePlan) -> str:
@@ -133,9 +150,9 @@ def _header(plan: PipelinePlan) -> str:
         ("schedule", plan.status),
     ]
     width = max(len(name) for name, _ in rows)
-    lines = [plan.name, *(_wrap(plan.doc, "  ", "  ") if plan.doc else [])]
+    lines = [plan.name, *(wrap(plan.doc, "  ", "  ") if plan.doc else [])]
     for name, value in rows:
-        lines += _wrap(value, f"  {name:<{width}}  ", " " * (width + 4))
+        lines += wrap(value, f"  {name:<{width}}  ", " " * (width + 4))
     return "\n".join(lines) + "\n"
 
 
@@ -177,7 +194,7 @@ def _table(plan: PipelinePlan) -> list[str]:
         chosen = dict(step.cores)
         cores = (chosen.get(slot, "") for slot in slots)
         rows.append((numbers[name], step.arch, str(step.q), row_list(counts), mode, heads, *cores))
-    return [*_columns(rows), "", *_flow(f"{number} {name}" for name, number in numbers.items())]
+    return [*columns(rows), "", *flow(f"{number} {name}" for name, number in numbers.items())]
 
 
 def _fallback_rows(plan: PipelinePlan) -> list[tuple[str, ...]]:
@@ -193,11 +210,11 @@ def _buffers(plan: PipelinePlan) -> list[str]:
             (buffer.name, f"[{axes}]", buffer.dtype, buffer.scope, _mib(buffer.bytes), note)
         )
     rows.append(("total", "", "", "", _mib(sum(b.bytes for b in plan.buffers)), ""))
-    lines = _columns(rows, right=(4,))
+    lines = columns(rows, right=(4,))
     for buffer in plan.buffers:
         if buffer.columns:
             listed = (f"{name} {offset}+{width}" for name, offset, width in buffer.columns)
-            lines += ["", f"  columns of {buffer.name} (offset+width)", *_flow(listed, "    ")]
+            lines += ["", f"  columns of {buffer.name} (offset+width)", *flow(listed, "    ")]
     return lines
 
 
@@ -212,7 +229,7 @@ def _mailboxes(plan: PipelinePlan) -> list[str]:
             (box.name, shape, box.dtype, str(box.parities), word, box.rearmed_by, _mib(box.bytes))
         )
     rows.append(("total", "", "", "", "", "", _mib(sum(box.bytes for box in plan.mailboxes))))
-    return _columns(rows, right=(6,))
+    return columns(rows, right=(6,))
 
 
 def _caches(plan: PipelinePlan) -> list[str]:
@@ -220,7 +237,7 @@ def _caches(plan: PipelinePlan) -> list[str]:
         return []
     rows = [("name", "format", "tokens per page", "bytes per token")]
     rows += [(c.name, c.format, str(c.page), str(c.row_bytes)) for c in plan.caches]
-    return _columns(rows)
+    return columns(rows)
 
 
 def _tensors(tensors: Iterable) -> Iterable[str]:
@@ -241,14 +258,14 @@ def _ops(plan: PipelinePlan) -> list[str]:
     lines: list[str] = []
     width = max(len(name) for name in groups)
     for name in sorted(groups, key=lambda word: (word != "kernel", word)):
-        lines += _wrap(", ".join(groups[name]), f"  {name:<{width}}  ", " " * (width + 4))
+        lines += wrap(", ".join(groups[name]), f"  {name:<{width}}  ", " " * (width + 4))
     return lines
 
 
 def _step(plan: PipelinePlan, step: StepPlan) -> str:
     method = _method_of(plan, step)
     uses = "; ".join(f"{arch} q {q} rows {row_list(rows)}" for arch, q, rows in method.uses)
-    lines = _wrap(f"{method.name}, for {uses}", "", "  ")
+    lines = wrap(f"{method.name}, for {uses}", "", "  ")
     lines += [f"  shown for {step.arch}, q {step.q}, rows {step.rows}", ""]
     rows: list[tuple[str, ...]] = [("", "stream", "op", "stage", "pdl", "release", "place")]
     details: list[list[str]] = [[]]
@@ -260,7 +277,7 @@ def _step(plan: PipelinePlan, step: StepPlan) -> str:
             verb, stream = _edge(item)
             rows.append(("", stream, verb, "", "", "", _place(item)))
             details.append([])
-    for line, detail in zip(_columns(rows), details, strict=True):  # never wrapped: short words
+    for line, detail in zip(columns(rows), details, strict=True):  # never wrapped: short words
         lines += [line, *detail]
     lines += _workspaces(plan, step)
     return "\n".join(lines) + "\n"
@@ -315,7 +332,7 @@ def _launch_details(launch: Launch) -> list[str]:
     pairs = [f"{name}={value}" for name, value in (*launch.options, *launch.tactic)]
     if pairs:
         words.append(", ".join(pairs))
-    return _wrap(" | ".join(words), "      ", "        ")
+    return wrap(" | ".join(words), "      ", "        ")
 
 
 def _place(item: Launch | Fork | Join) -> str:
@@ -325,59 +342,3 @@ def _place(item: Launch | Fork | Join) -> str:
 def _mib(size: int) -> str:
     text = f"{size / _MIB:.2f}"
     return "<0.01" if size and text == "0.00" else text
-
-
-def _section(title: str, lines: list[str], empty: str = "") -> str:
-    return "\n".join([title, *(lines or [f"  {empty}"])]) + "\n"
-
-
-def _columns(rows: list[tuple[str, ...]], right: tuple[int, ...] = ()) -> list[str]:
-    """Rows as aligned lines; where they are too wide, the widest column is wrapped at spaces."""
-    if not rows:
-        return []
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    excess = 2 * len(widths) + sum(widths) - WIDTH
-    if excess > 0:
-        widest = widths.index(max(widths))
-        widths[widest] = max(widths[widest] - excess, 12)
-    lines = []
-    for row in rows:
-        cells = [_cell_lines(cell, width) for cell, width in zip(row, widths, strict=True)]
-        for part in range(max(map(len, cells))):
-            texts = [cell[part] if part < len(cell) else "" for cell in cells]
-            line = "  ".join(
-                f"{text:>{width}}" if index in right else f"{text:<{width}}"
-                for index, (text, width) in enumerate(zip(texts, widths, strict=True))
-            )
-            lines.append(f"  {line}".rstrip())
-    return lines
-
-
-def _cell_lines(cell: str, width: int) -> list[str]:
-    if len(cell) <= width:
-        return [cell]
-    return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
-
-
-def _flow(cells: Iterable[str], indent: str = "  ") -> list[str]:
-    """Cells in as many equal columns as fit, row by row."""
-    listed = list(cells)
-    if not listed:
-        return []
-    width = max(len(cell) for cell in listed) + 3
-    count = max((WIDTH - len(indent)) // width, 1)
-    return [
-        indent + "".join(f"{cell:<{width}}" for cell in listed[start : start + count]).rstrip()
-        for start in range(0, len(listed), count)
-    ]
-
-
-def _wrap(text: str, first: str, rest: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kpipe.codegen.plan.describe import select_plans, table_rows
+from kpipe.codegen.plan.describe_wire import wire_json
 from kpipe.codegen.plan.model import Fork, Item, Launch, PipelinePlan, StepPlan, TensorPlan
 from kpipe.codegen.plan.workspace import workspaces
+
+if TYPE_CHECKING:
+    from kpipe.codegen.plan.wire_report import WireReport
 
 SCHEMA = "kpipe.plan/1"
 
 
 def describe_json(
-    plan: PipelinePlan, rows: int | None = None, q: int | None = None, arch: str | None = None
+    plan: PipelinePlan,
+    rows: int | None = None,
+    q: int | None = None,
+    arch: str | None = None,
+    wire: WireReport | None = None,
 ) -> str:
-    """The plan as JSON, with the launches of the selected steps.
+    """The plan as JSON, with the launches of the selected steps; `wire` is null without ranks that
+    exchange words.
 
     Raises SpecError KP808 as `select_plans`.
     """
@@ -48,6 +57,7 @@ def describe_json(
             {"name": op.name, "source": op.source, "kernel": plan.kernel(op) or None, "doc": op.doc}
             for op in plan.ops
         ],
+        "wire": wire_json(wire) if wire else None,
         "steps": [
             _step(plan, step, names[step.identity]) for step in select_plans(plan, rows, q, arch)
         ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kpipe.codegen.ops.contract import Contract, Derive, Flag, Operand
+from kpipe.codegen.ops.contract import Access, Contract, Derive, Flag, Operand
 
 
 @dataclass(frozen=True)
@@ -117,3 +117,21 @@ def polled_operands(contract: Contract, flags: Mapping[str, bool]) -> tuple[str,
         if f.derive is Derive.ONLY_POLLER and flags.get(f.name, False)
     ]
     return (*own, *derived)
+
+
+def only_consumes(contract: Contract, flags: Mapping[str, bool]) -> bool:
+    """True where a launch that exchanges words only takes them: an op ahead of it has sent them."""
+    exchanged = {o.name for o in contract.operands if o.access is Access.EXCHANGE}
+    return any(
+        flag.derive is Derive.ONLY_WRITER
+        and flag.operand in exchanged
+        and not flags.get(flag.name, False)
+        for flag in contract.flags
+    )
+
+
+def sends(operand: Operand, contract: Contract, flags: Mapping[str, bool]) -> bool:
+    """Whether a launch with these flags stores words of that mailbox into its peers' memory."""
+    if not operand.access.publishes or not active(operand, flags):
+        return False
+    return not (operand.access is Access.EXCHANGE and only_consumes(contract, flags))

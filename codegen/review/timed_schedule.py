@@ -18,13 +18,15 @@ from kpipe.codegen.plan.cost import (
     critical,
     timeline,
 )
+from kpipe.codegen.plan.links import link_of
 from kpipe.codegen.plan.model import Launch, PipelinePlan, StepPlan
+from kpipe.codegen.plan.wire import ranks_of
 from kpipe.codegen.review.captions import Caption, caption_of
 
 if TYPE_CHECKING:
     from kpipe.codegen.review.timings import Measured
 
-LinkKind = Literal["stream", "fork", "join"]
+LinkKind = Literal["stream", "fork", "join", "words"]
 ESTIMATED = "estimated"
 
 
@@ -61,7 +63,7 @@ class Bar(NamedTuple):
 
 
 class Link(NamedTuple):
-    """Bar `second` starts behind bar `first`."""
+    """Bar `second` starts behind bar `first`; of kind `words`, behind what that sends alone."""
 
     first: int
     second: int
@@ -122,7 +124,7 @@ def timed_schedule(
             )
         )
     total = max((bar.end for bar in bars), default=0.0)
-    label, basis = _basis(bars, measured)
+    label, basis = _basis(bars, measured, _left_out(plan, step))
     return TimedSchedule(
         caption_of(plan, step, method),
         step.streams,
@@ -164,23 +166,38 @@ def _slack(timed: tuple[Timed, ...]) -> list[float]:
 def _links(timed: tuple[Timed, ...], on_path: frozenset[int]) -> tuple[Link, ...]:
     found = []
     for second, one in enumerate(timed):
-        first_of_stream = all(timed[p].stream != one.stream for p, _ in one.behind)
+        first_of_stream = all(
+            timed[p].stream != one.stream for p, _ in one.behind if p not in one.words
+        )
         binding = max(one.behind, key=lambda at: (timed[at[0]].end + at[1], -at[0]), default=None)
         for first, _ in one.behind:
             kind: LinkKind = "stream"
-            if timed[first].stream != one.stream:
+            if first in one.words:
+                kind = "words"
+            elif timed[first].stream != one.stream:
                 kind = "fork" if first_of_stream else "join"
             hot = {first, second} <= on_path and binding is not None and binding[0] == first
             found.append(Link(first, second, kind, hot))
     return tuple(found)
 
 
-def _basis(bars: list[Bar], measured: Measured | None) -> tuple[str, str]:
+def _left_out(plan: PipelinePlan, step: StepPlan) -> str:
+    """What the model does not know of; where ranks exchange words, how these travel."""
+    if ranks_of(plan) < 2 or not plan.mailboxes:
+        return "arithmetic, waiting for peers and L2 hits are left out"
+    link = link_of(step.arch)
+    return (
+        f"words of peers take {link.one_way_latency_us:g} us and their bytes at "
+        f"{link.peer_store_gb_s:g} GB/s ({link.source}); arithmetic, late ranks and L2 hits are "
+        "left out"
+    )
+
+
+def _basis(bars: list[Bar], measured: Measured | None, left_out: str) -> tuple[str, str]:
     model = (
         f"its bytes at {BANDWIDTH / 1e6:.1f} TB/s, shared by what runs side by side, and at least "
         f"{FLOOR:g} us; {GAP_FULL} us between launches, {GAP_PDL} us by PDL; {CONTEXT} tokens a "
-        "request. The figures are those of one H200; arithmetic, waiting for peers and L2 hits are "
-        "left out"
+        f"request. The figures are those of one H200; {left_out}"
     )
     lacking = [bar.name for bar in bars if not bar.measured]
     if measured is None or len(lacking) == len(bars):
@@ -191,7 +208,8 @@ def _basis(bars: list[Bar], measured: Measured | None) -> tuple[str, str]:
         "chain with itself, its gap included; starts are computed from the schedule."
     )
     if not lacking:
-        return f"measured on {measured.gpu}", how + whole
+        words = f" Computed: {left_out}." if left_out.startswith("words") else ""
+        return f"measured on {measured.gpu}", how + words + whole
     rest = f" Not measured, so estimated ({', '.join(lacking)}): {model}."
     count = f"{len(bars) - len(lacking)} of {len(bars)}"
     return f"{count} launches measured on {measured.gpu}", how + whole + rest

@@ -212,6 +212,8 @@ def _link(schedule: TimedSchedule, plot: _Plot, link: Link) -> list[str]:
     kind = "hot" if link.critical else "link"
     x1, x2 = plot.x(first.end), plot.x(second.start)
     y1, y2 = plot.tops[first.stream] + BAR / 2, plot.tops[second.stream] + BAR / 2
+    if link.kind == "words" and first.stream == second.stream:
+        return []  # the bars between them stand in the way; the gap says it
     if link.kind == "stream":
         return [svg.line(x1, y1, x2, y2, f"{kind} dash" if second.early else kind)]
     down = y2 > y1

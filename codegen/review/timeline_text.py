@@ -90,12 +90,15 @@ def _drawn(bar: Bar, scale: float) -> str:
     return line
 
 
+_VERBS = {"fork": "behind", "join": "joins", "words": "waits for words of"}
+
+
 def _remark(schedule: TimedSchedule, number: int) -> str:
-    """Where a launch forks from or what it joins, and the reasons that concern it."""
+    """Where a launch forks from, what it joins, whose words it needs, and reasons about it."""
     words = []
     for link in schedule.links:
         if link.second == number and link.kind != "stream":
-            verb = "behind" if link.kind == "fork" else "joins"
+            verb = _VERBS[link.kind]
             words.append(f"{verb} {schedule.bars[link.first].name}")
     bar = schedule.bars[number]
     marks = (("plain", bar.plain), ("held", bar.held))

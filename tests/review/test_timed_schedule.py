@@ -7,9 +7,16 @@ from dataclasses import replace
 import pytest
 
 from kpipe.codegen.plan.cost import layer_time
+from kpipe.codegen.plan.links import AT_ONCE
 from kpipe.codegen.plan.model import Fork, Launch, Method, PipelinePlan, StepPlan
 from kpipe.codegen.review.timed_schedule import TimedSchedule, timed_schedule
 from kpipe.codegen.review.timings import Measured
+
+
+@pytest.fixture(autouse=True)
+def words_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What words take is tests/plan/test_wire.py's."""
+    monkeypatch.setattr("kpipe.codegen.plan.cost.link_of", lambda arch: AT_ONCE)
 
 
 def methods_of(plans: dict[str, PipelinePlan]) -> list[tuple[PipelinePlan, Method]]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
-from kpipe.codegen.ops.contract import Access, Derive
-from kpipe.codegen.plan.flags import polled_operands
+from kpipe.codegen.ops.contract import Access
+from kpipe.codegen.plan.flags import only_consumes, polled_operands
 from kpipe.codegen.plan.model import MAIN, Fork, Join, Launch, PipelinePlan, StepPlan
 
 Peers = Literal["every", "self"]
@@ -135,7 +135,7 @@ def uses_of(launch: Launch, mailboxes: frozenset[str]) -> tuple[Use, ...]:
     from what it polls elsewhere for itself (POLL and CONSUME operands), so it comes behind that.
     """
     polled = polled_operands(launch.contract, dict(launch.flags))
-    pushed = _published_elsewhere(launch)
+    pushed = only_consumes(launch.contract, dict(launch.flags))
     uses: list[Use] = []
     inputs: list[int] = []  # polls of operands that only come in
     publishes: list[int] = []
@@ -155,18 +155,6 @@ def uses_of(launch: Launch, mailboxes: frozenset[str]) -> tuple[Use, ...]:
         use = uses[position]
         uses[position] = replace(use, after=(*use.after, *inputs))
     return tuple(uses)
-
-
-def _published_elsewhere(launch: Launch) -> bool:
-    """True where an exchanging launch only consumes, since an op ahead of it has published."""
-    flags = dict(launch.flags)
-    exchanged = {b.operand for b in launch.bindings if b.access is Access.EXCHANGE}
-    return any(
-        flag.derive is Derive.ONLY_WRITER
-        and flag.operand in exchanged
-        and not flags.get(flag.name, False)
-        for flag in launch.contract.flags
-    )
 
 
 def _acts(access: Access, polls: bool, pushed: bool) -> tuple[Act, ...]:
