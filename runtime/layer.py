@@ -69,7 +69,8 @@ class Layer:
         """Bind weights and caches, size every buffer, make every op callable.
 
         `layer` counts the layers of this kind and decides the mailboxes' parity; `comm` is this
-        rank's end of its group; layers of one kind share one `scratch`.  With the backend `cuda`
+        rank's end of its group, whose ranks must all prepare the same; layers of one kind share one
+        `scratch`.  With the backend `cuda`
         every kernel that a declared step can launch is compiled here.  Raises LayerError that
         names everything that does not fit.
         """
@@ -85,6 +86,7 @@ class Layer:
         self._weights = self._checked_weights(weights)
         device = next(iter(self._weights.values())).device
         self.comm = comm_for(self, comm, device)
+        self.comm.agree(self, layer)
         self.shard = Shard()
         if self.CONTEXT_PARALLEL:
             self.shard = Shard(self.comm.rank, self.RANKS, self.INTERLEAVE)

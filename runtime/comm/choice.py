@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
-from kpipe.runtime.comm.device_ranks import DeviceComm, DeviceRanks
+from kpipe.runtime.comm.device_comm import DeviceComm
+from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.virtual_ranks import SingleRank
 from kpipe.runtime.metadata import LayerError
 
@@ -24,6 +25,9 @@ class Alone:
     """The group of a layer without mailboxes."""
 
     rank, ranks, stage = 0, 1, ""
+
+    def agree(self, layer: Exchanging, number: int) -> None:
+        """Nothing: there is nobody to agree with."""
 
 
 def comm_for(layer: Exchanging, comm: Any, device: torch.device) -> Any:

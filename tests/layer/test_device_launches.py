@@ -176,14 +176,14 @@ def test_in_lockstep_everything_is_sent_before_anybody_waits(layers, device, mod
 
 
 def test_at_once_every_kernel_is_whole(layers, device, monkeypatch):
-    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 132)
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks.multiprocessors", lambda device: 132)
     run_layers(device, layers.dcp(2, mode="wait"), 3, lockstep=False)
     assert {one.half for one in device.launched} == {"whole"}
     assert {one.flags["resident"] for one in device.launched if "resident" in one.flags} == {66}
 
 
 def test_more_ctas_than_run_at_once_are_refused(layers, device, monkeypatch):
-    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 2)
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks.multiprocessors", lambda device: 2)
     wanted = (
         r"dcp_value publishes and polls: 8 CTAs have to run at the same time, rank [01] can count "
         r"on 1 multiprocessors; drive the ranks in lockstep, or give them more of a device"
@@ -206,7 +206,7 @@ def test_mailboxes_must_lie_where_the_backend_runs(layers, device):
 
 
 def test_a_rehearsal_launches_everything_of_one_rank_after_the_other(layers, device, monkeypatch):
-    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 132)
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks.multiprocessors", lambda device: 132)
     layer_class = layers.dcp(2, mode="wait")
     group = DeviceRanks(2, "cpu", lockstep=False)
     monkeypatch.setattr(group, "synchronize", lambda: None)
