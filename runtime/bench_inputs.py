@@ -7,6 +7,7 @@ in their byte format; every request has its own pages, shuffled over the pool.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,17 +16,28 @@ from kpipe.runtime.formats import PagedCache
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.memory import Scratch
 from kpipe.runtime.metadata import DTYPES, Caches, Step, Weights
+from kpipe.runtime.sharding import Shard
 
 SCALES = {"q_scale": 0.02, "k_scale": 0.02, "v_scale": 0.02}
 CHUNK = 1 << 22  # values made at a time
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What one layer of one rank works on; several prepared layers may share it."""
+
+    weights: Weights
+    caches: Caches
+    step: Step
+
+
 @dataclass
 class TimedLayer:
-    """A prepared layer and the step that it runs."""
+    """A prepared layer, the step that it runs, and what it was prepared on."""
 
     layer: Layer
     step: Step
+    inputs: Inputs
 
     def run(self) -> str:
         """Launch the whole layer; returns the method."""
@@ -50,21 +62,57 @@ def build(
     generator = torch.Generator(device).manual_seed(seed)
     scratch = Scratch(device)
     return [
-        _one(layer_class, arch, rows, q, context, number, generator, scratch)
-        for number in range(count)
+        prepared(
+            layer_class, make_inputs(layer_class, rows, q, context, generator), arch, n, scratch
+        )
+        for n in range(count)
     ]
 
 
-def _one(
+def prepared(
     layer_class: type[Layer],
+    inputs: Inputs,
     arch: str,
+    number: int,
+    scratch: Scratch,
+    comm: Any = None,
+) -> TimedLayer:
+    """Layer `number` of its kind on the device of the inputs; `comm` is its rank's end of a group.
+
+    With a `comm` only what this step launches is compiled: kernels of ranks are many.
+    """
+    layer = layer_class()
+    if comm is not None:
+        layer.arch = arch
+        rows = layer.declared_rows(inputs.step)
+        key = (arch, inputs.step.q)
+        layer.TABLE = {key: {rows: layer_class.TABLE[key][rows]}}  # type: ignore[misc]
+    layer.prepare(
+        inputs.weights,
+        inputs.caches,
+        backend="cuda",
+        arch=arch,
+        layer=number,
+        scratch=scratch,
+        comm=comm,
+    )
+    return TimedLayer(layer, inputs.step, inputs)
+
+
+def make_inputs(
+    layer_class: type[Layer],
     rows: int,
     q: int,
     context: int,
-    number: int,
     generator: torch.Generator,
-    scratch: Scratch,
-) -> TimedLayer:
+    shard: Shard | None = None,
+) -> Inputs:
+    """Weights, caches and step of one layer on the generator's device.
+
+    Every request has `context` keys over all ranks, its new rows included; with a `shard` the
+    caches hold that rank's share, and a new row that another rank owns has the slot -1.
+    """
+    shard = shard or Shard()
     device, requests = generator.device, rows // q
     memory = layer_class.MEMORY
     weights = {
@@ -72,18 +120,19 @@ def _one(
         for name, spec in memory.weights.items()
         if not name.endswith("_inv")
     }
+    new = context - q + torch.arange(q, device=device)
+    owned, positions = shard.owner(new) == shard.rank, shard.local(new)
     tables, slots, caches = {}, {}, {}
     for name, spec in memory.caches.items():
-        pages = -(-context // spec.page)
+        pages = -(-max(shard.local_length(context), 1) // spec.page)
         blocks = requests * pages
         order = torch.randperm(blocks, generator=generator, device=device).view(requests, pages)
         form = memory.cache_format(name)
         data = torch.zeros((blocks, spec.page, form.row_bytes), dtype=torch.uint8, device=device)
         fill(PagedCache(data, form, name), generator)
-        positions = context - q + torch.arange(q, device=device)
-        slots[name] = (order[:, positions // spec.page] * spec.page + positions % spec.page).view(
-            -1
-        )
+        here = positions.clamp(max=pages * spec.page - 1)
+        places = order[:, here // spec.page] * spec.page + here % spec.page
+        slots[name] = torch.where(owned, places, -1).view(-1)
         tables[name], caches[name] = order.int(), data
     hidden_size = int(memory.geometry["hidden"])
     hidden = torch.randn(rows, hidden_size, generator=generator, device=device).bfloat16()
@@ -97,16 +146,7 @@ def _one(
         index_table=tables["index_kv"],
         q=q,
     )
-    layer = layer_class()
-    layer.prepare(
-        Weights(**weights),
-        Caches(**caches),
-        backend="cuda",
-        arch=arch,
-        layer=number,
-        scratch=scratch,
-    )
-    return TimedLayer(layer, step)
+    return Inputs(Weights(**weights), Caches(**caches), step)
 
 
 def _weight(name: str, shape: tuple, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
