@@ -97,11 +97,14 @@ class Layer:
         self._stop_after = ""
         if backend == "cuda":
             self._prepare_cuda(device, scratch)
-            return
-        for stream in ("main", *self.STREAMS):
-            setattr(self, stream, HostStream(stream))
-        for op in self.OPS:
-            setattr(self, op.name, ReferenceOp(op, self._bound(op), self._enter))
+        else:
+            for stream in ("main", *self.STREAMS):
+                setattr(self, stream, HostStream(stream))
+            for op in self.OPS:
+                setattr(self, op.name, ReferenceOp(op, self._bound(op), self._enter))
+        self.comm.barrier(
+            f"{self.NAME}, layer {layer}: prepared"
+        )  # nobody polls who still compiles
 
     def run(self, step: Step, *, stop_after: str = "") -> str:
         """Run one step and return the name of the method that ran.

@@ -90,6 +90,8 @@ def _as_rank(
         with Processes.join() as processes:
             group = _group(processes, cases[0].case.backend, options.transport)
             report = FullReport(layer_class, cases[0].case.arch, cases[0].case.backend)
+            if isinstance(group, DeviceProcesses):
+                report.gpu = f"{layer_class.RANKS} x {torch.cuda.get_device_name(group.device)}"
             for named in cases:
                 if named.name and not processes.rank:
                     print(f"layers: {named.name} ...", file=sys.stderr)

@@ -24,6 +24,9 @@ class DeviceGroup(Protocol):
     def place(self, spec: MailboxSpec, parity: int, rank: int) -> tuple[torch.Tensor, list[int]]:
         """One rank's int32 words of one parity, armed, and the addresses of all ranks' words."""
 
+    def barrier(self, topic: str) -> None:
+        """Returns once every rank that is a process has come here."""
+
     def agree(self, layer: Layer, number: int) -> None:
         """Raises LayerError on every rank where they do not prepare the same layer."""
 
@@ -74,6 +77,10 @@ class DeviceComm:
     def agree(self, layer: Layer, number: int) -> None:
         """Raises LayerError on every rank where they do not prepare the same layer."""
         self._group.agree(layer, number)
+
+    def barrier(self, topic: str) -> None:
+        """Returns once every rank that is a process has come here."""
+        self._group.barrier(topic)
 
     def before_poll(self) -> None:
         """Called ahead of every launch that polls; in lockstep the other ranks go first."""

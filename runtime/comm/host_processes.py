@@ -58,6 +58,10 @@ class HostProcesses:
         """Raises LayerError on every rank where they do not prepare the same layer."""
         agree(self.processes, plan_of(layer, number, 0))
 
+    def barrier(self, topic: str) -> None:
+        """Returns once every rank has come here."""
+        self.processes.barrier(topic)
+
     def run(self, function: Callable[[RankComm], T]) -> list[T]:
         """Calls `function` with this rank's comm, without autograd; the result alone in a list.
 

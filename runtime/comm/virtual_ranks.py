@@ -34,6 +34,9 @@ class HostGroup(Protocol):
     def words(self, spec: MailboxSpec) -> list[list[torch.Tensor]]:
         """The int32 buffers of a mailbox, by parity and rank, armed."""
 
+    def barrier(self, topic: str) -> None:
+        """Returns once every rank that is a process has come here."""
+
     def agree(self, layer: Layer, number: int) -> None:
         """Raises LayerError on every rank where they do not prepare the same layer."""
 
@@ -74,6 +77,10 @@ class RankComm:
     def agree(self, layer: Layer, number: int) -> None:
         """Raises LayerError on every rank where they do not prepare the same layer."""
         self._group.agree(layer, number)
+
+    def barrier(self, topic: str) -> None:
+        """Returns once every rank that is a process has come here."""
+        self._group.barrier(topic)
 
     @contextmanager
     def in_stage(self, stage: str) -> Iterator[None]:
@@ -139,6 +146,9 @@ class VirtualRanks:
 
     def agree(self, layer: Layer, number: int) -> None:
         """Nothing: the ranks of one process share its code."""
+
+    def barrier(self, topic: str) -> None:
+        """Nothing: a poll of a thread waits as long as it takes the others to come."""
 
     def run(self, function: Callable[[RankComm], T]) -> list[T]:
         """Calls `function` once per rank, each in its own thread; results in rank order.
