@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -125,6 +126,12 @@ def run_case(
     return tuple(trials)
 
 
+@lru_cache(maxsize=4)
+def _model(geometry: Geometry, seed: int) -> ModelWeights:
+    """Weights of a whole layer; cases one behind the other often have the same."""
+    return make_weights(geometry, seed=seed)
+
+
 class _Chain:
     """The layers of a case: their weights and contexts, and running one rank's share of them."""
 
@@ -133,7 +140,7 @@ class _Chain:
         self.case = case
         self.geometry = geometry_of(layer_class)
         seeds = range(case.seed * 1000, case.seed * 1000 + case.layers)
-        self.models = [make_weights(self.geometry, seed=seed) for seed in seeds]
+        self.models = [_model(self.geometry, seed) for seed in seeds]
 
     def contexts(self, number: int) -> Batch:
         """The requests and cached tokens of a layer; the hidden states are those of layer 0."""
