@@ -272,7 +272,7 @@ def _machine(rank: Any) -> dict[str, Any]:
     from kpipe.runtime.evidence import versions
 
     about: dict[str, Any] = {"ranks": rank.ranks, "arch": rank.arch, "versions": versions()}
-    if rank.device.type == "cuda":
+    if rank.on_gpus:
         about |= {"gpu": torch.cuda.get_device_name(), "transport": rank.group.transport}
     return about
 

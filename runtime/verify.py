@@ -2,7 +2,8 @@
 
 On a GPU that the layer is generated for, everything that has to hold is run, and the evidence is
 written beside the generated code; options that describe one case run that case alone.  Without
-such a GPU one case runs on the CPU, or with --suite all of them.
+such a GPU one case runs on the CPU, or with --suite all of them.  With --processes every rank is a
+process, on a GPU of its own or on the CPU: see verify_processes.py.
 Runs without the generator's libraries: `python -m kpipe.runtime.verify FOLDER`.
 """
 

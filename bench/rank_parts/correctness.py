@@ -38,7 +38,7 @@ def cases(rank: Rank) -> dict[str, Case]:
 
 
 def _case(rank: Rank, lengths: tuple[int, ...], q: int = 1, **more: Any) -> Case:
-    cuda = rank.device.type == "cuda"
+    cuda = rank.on_gpus
     fitting = tuple(length if length == 0 else max(length, q) for length in lengths)
     return Case(
         fitting,

@@ -28,7 +28,7 @@ def run_scenario(rank: Rank, scenario: str) -> None:
     Killed: in the middle of its launches.  Silent: it launches no step, and waits for the others.
     """
     (one,) = rank.layers(ROWS, 1, 200 if rank.quick else CONTEXT, 1)
-    if rank.device.type == "cuda":
+    if rank.on_gpus:
         rank.warm([one.run])
     for _ in range(2):
         rank.barrier("a good step")

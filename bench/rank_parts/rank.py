@@ -49,6 +49,11 @@ class Rank:
         return self.group.device if isinstance(self.group, DeviceProcesses) else torch.device("cpu")
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether every rank has a GPU."""
+        return isinstance(self.group, DeviceProcesses)
+
+    @property
     def cuda(self) -> DeviceProcesses:
         """The group as one of devices; TypeError on the CPU."""
         if not isinstance(self.group, DeviceProcesses):
@@ -92,7 +97,7 @@ class Rank:
             layer.prepare(
                 inputs.weights,
                 inputs.caches,
-                backend="cuda" if self.device.type == "cuda" else "reference",
+                backend="cuda" if self.on_gpus else "reference",
                 arch=self.arch,
                 layer=number,
                 scratch=scratch,

@@ -25,7 +25,7 @@ def run(rank: Rank) -> dict[str, Any]:
     context, times = (200, 25) if rank.quick else (CONTEXT, REPLAYS)
     layers = rank.layers(ROWS, 1, context, 2 if rank.quick else LAYERS)
     step = _eager(layers)
-    if rank.device.type == "cuda":
+    if rank.on_gpus:
         step = rank.captured([_poisoned(one) for one in layers]).replay
     else:
         step()
@@ -41,7 +41,7 @@ def run(rank: Rank) -> dict[str, Any]:
         step()
         differing += not all(map(torch.equal, _bits(layers), kept))
     found: dict[str, Any] = {"late_hosts": {"replays": times, "differing": differing}}
-    if rank.device.type == "cuda":
+    if rank.on_gpus:
         on_device = _late_devices(rank, layers, step, kept, delays)
         found["late_devices"] = {"replays": REPLAYS, "differing": on_device}
     every = rank.told("differing", found)

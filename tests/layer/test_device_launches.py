@@ -16,8 +16,10 @@ import torch
 from layer_inputs import engine_inputs
 
 from kpipe.runtime import layer as layer_module
+from kpipe.runtime.comm import device_processes
 from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.mailbox import MailboxError
+from kpipe.runtime.comm.peer_memory import PeerMemory
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
 from kpipe.runtime.host import launch
 from kpipe.runtime.host.compile import Symbol, flags_of
@@ -26,6 +28,7 @@ from kpipe.runtime.metadata import LayerError
 from kpipe.runtime.prepared import launch_all, rehearse
 from kpipe.runtime.recording import HostStream
 
+CPU = torch.device("cpu")
 DTYPES = {
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
@@ -225,3 +228,37 @@ def test_a_rehearsal_launches_everything_of_one_rank_after_the_other(layers, dev
     rehearsed = len(device.launched)
     group.run(lambda comm: launch_all(ready[comm.rank]))
     assert len(device.launched) == 2 * rehearsed
+
+
+def test_a_process_launches_what_a_stream_of_its_own_launches(layers, device, monkeypatch):
+    """Rank 1 with a device for itself, in memory that stands in for two devices'."""
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks.multiprocessors", lambda device: 264)
+    monkeypatch.setattr(device_processes, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(device_processes, "working_transport", lambda *_: ("host", ""))
+
+    def made(processes, count, place):
+        views = tuple(torch.zeros(count, dtype=torch.int32) for _ in range(processes.ranks))
+        return PeerMemory(views, None)
+
+    monkeypatch.setattr(device_processes, "TRANSPORTS", {"host": made})
+    processes = SimpleNamespace(
+        rank=1,
+        ranks=2,
+        exchange=lambda topic, value=None: [value, value],
+        barrier=lambda topic: None,
+    )
+    streams = DeviceRanks(2, "cpu", lockstep=False)
+    layer_class = layers.dcp(2)
+    for rows in (3, 64):  # the output's sum in one shot, and in two
+        launched = []
+        for group in (streams, device_processes.DeviceProcesses(processes, device=CPU)):
+            inputs = engine_inputs(layer_class, tuple(range(20, 20 + rows)), rank=1)
+            layer = inputs.prepared(layer_class, backend="cuda", comm=group.rank(1))
+            device.know(group.rank(1))
+            device.launched.clear()
+            group.run(lambda comm, one=layer, step=inputs.step: comm.rank and one.run(step))
+            launched.append(list(device.launched))
+        assert launched[0] == launched[1]
+        exchanges = [one for one in launched[1] if one.polls or one.publishes]
+        assert {one.rank for one in exchanges} == {1} and len(exchanges) >= 5
+        assert {one.half for one in launched[1]} == {"whole"}
