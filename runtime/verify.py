@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -197,7 +198,10 @@ def _run_processes(
         return ENVIRONMENT
     cases: tuple[NamedCase, ...] = (NamedCase("", case),)
     if _wants_suite(layer_class, options, case):
-        cases = suite(layer_class, case.arch, case.backend, processes=True)
+        cases = tuple(
+            replace(named, case=replace(named.case, processes=True))
+            for named in suite(layer_class, case.arch, case.backend)
+        )
     return verify_processes.run(layer_class, cases, options, argv)
 
 

@@ -32,9 +32,7 @@ class NamedCase:
     case: Case
 
 
-def suite(
-    layer_class: type[Layer], arch: str, backend: str, *, processes: bool = False
-) -> tuple[NamedCase, ...]:
+def suite(layer_class: type[Layer], arch: str, backend: str) -> tuple[NamedCase, ...]:
     """The cases of a layer, sized by its geometry and by what it declares for `arch`."""
     top_k, context = geometry_of(layer_class).top_k, _context(layer_class)
     page = layer_class.MEMORY.caches["latent_kv"].page
@@ -46,16 +44,7 @@ def suite(
             length if length == 0 else min(max(length, q), context) for length in lengths
         )
         captured = backend == "cuda"
-        return Case(
-            fitting,
-            q,
-            arch,
-            layers=layers,
-            backend=backend,
-            captured=captured,
-            processes=processes,
-            **more,
-        )  # type: ignore[arg-type]
+        return Case(fitting, q, arch, layers=layers, backend=backend, captured=captured, **more)  # type: ignore[arg-type]
 
     edges = (0, 1, 63, 64, 65, top_k - 1, top_k, top_k + 1)
     replays = 100 if backend == "cuda" else 1
