@@ -50,7 +50,7 @@ def run(
 ) -> int:
     """The cases on all ranks; one without a name is reported alone.  Returns the exit code.
 
-    Raises LayerError for a group of another size, and where multicast is asked for.
+    Raises LayerError where the environment asks for multicast.
     """
     cuda = cases[0].case.backend == "cuda"
     if cuda and torch.cuda.device_count() < layer_class.RANKS:
