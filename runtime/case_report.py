@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 from kpipe.runtime.compare import StageError, compare_trial
 from kpipe.runtime.layer import Layer
-from kpipe.runtime.trial import Case, run_case
+from kpipe.runtime.trial import Case, Trial, run_case
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,11 @@ class Report:
 
 def reported(layer_class: type[Layer], case: Case) -> Report:
     """Run a case and compare all its layers; what the layer's own ops raise passes through."""
-    trials = run_case(layer_class, case)
+    return report_of(layer_class, case, run_case(layer_class, case))
+
+
+def report_of(layer_class: type[Layer], case: Case, trials: Sequence[Trial]) -> Report:
+    """What the comparisons of a case that has run say; one trial per layer."""
     return Report(
         layer_class,
         case,

@@ -69,7 +69,8 @@ class Layer:
         """Bind weights and caches, size every buffer, make every op callable.
 
         `layer` counts the layers of this kind and decides the mailboxes' parity; `comm` is this
-        rank's end of its group; layers of one kind share one `scratch`.  With the backend `cuda`
+        rank's end of its group, whose ranks must all prepare the same; layers of one kind share one
+        `scratch`.  With the backend `cuda`
         every kernel that a declared step can launch is compiled here.  Raises LayerError that
         names everything that does not fit.
         """
@@ -85,6 +86,7 @@ class Layer:
         self._weights = self._checked_weights(weights)
         device = next(iter(self._weights.values())).device
         self.comm = comm_for(self, comm, device)
+        self.comm.agree(self, layer)
         self.shard = Shard()
         if self.CONTEXT_PARALLEL:
             self.shard = Shard(self.comm.rank, self.RANKS, self.INTERLEAVE)
@@ -95,11 +97,14 @@ class Layer:
         self._stop_after = ""
         if backend == "cuda":
             self._prepare_cuda(device, scratch)
-            return
-        for stream in ("main", *self.STREAMS):
-            setattr(self, stream, HostStream(stream))
-        for op in self.OPS:
-            setattr(self, op.name, ReferenceOp(op, self._bound(op), self._enter))
+        else:
+            for stream in ("main", *self.STREAMS):
+                setattr(self, stream, HostStream(stream))
+            for op in self.OPS:
+                setattr(self, op.name, ReferenceOp(op, self._bound(op), self._enter))
+        self.comm.barrier(
+            f"{self.NAME}, layer {layer}: prepared"
+        )  # nobody polls who still compiles
 
     def run(self, step: Step, *, stop_after: str = "") -> str:
         """Run one step and return the name of the method that ran.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kpipe.runtime.comm.device_processes import DeviceProcesses
 from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import Caches, Step, given
@@ -60,10 +61,13 @@ class Prepared:
         )
 
 
+DeviceGroup = DeviceRanks | DeviceProcesses
+
+
 def run_captured(
-    ready: Sequence[Sequence[Prepared]], replays: int, group: DeviceRanks | None = None
+    ready: Sequence[Sequence[Prepared]], replays: int, group: DeviceGroup | None = None
 ) -> list[list[RankRun]]:
-    """All layers of all ranks (of `group`, or one alone) in one CUDA graph.
+    """All layers of the ranks that run here (of `group`, or one alone) in one CUDA graph.
 
     Scratch is poisoned ahead of each layer.  Captured with other inputs than it is replayed on:
     hidden states of zeros, no lengths, slots of -1.  The first run, eager and on those inputs,
@@ -77,9 +81,11 @@ def run_captured(
     def launch() -> list[list[tuple[str, SimpleNamespace]]]:
         if group is None:
             return [launch_all(ready[0])]
-        return group.run(lambda comm: launch_all(ready[comm.rank]))
+        return group.run(lambda comm: launch_all(ready[group.here.index(comm.rank)]))
 
     wait = torch.cuda.synchronize if group is None else group.synchronize
+    together = (lambda topic: None) if group is None else group.barrier
+    together("first run")
     launch()  # warm: streams, allocator
     wait()
     graph = torch.cuda.CUDAGraph()
@@ -87,6 +93,7 @@ def run_captured(
     with torch.cuda.graph(graph, capture_error_mode="relaxed" if group else "global"):
         results = [result for of_rank in launch() for result in of_rank]
     restore()
+    together("captured")  # a poll waits seconds, and a capture may take as long
     graph.replay()
     wait()
     unstable = _replay_again(graph, every, results, replays - 1)
@@ -115,13 +122,14 @@ def blank(ready: Sequence[Sequence[Prepared]]) -> Callable[[], None]:
     return restore
 
 
-def rehearse(ready: Sequence[Sequence[Prepared]], group: DeviceRanks) -> None:
-    """Every launch of every rank once, one rank after the other, on mailboxes that are full.
+def rehearse(ready: Sequence[Sequence[Prepared]], group: DeviceGroup) -> None:
+    """Every launch of every rank once, one rank of a device after the other, on full mailboxes.
 
     Behind it no kernel has to be loaded and no memory to be had while a poll waits for words: the
     driver may wait for that poll, and whoever sends the words for the driver.
     """
-    for rank, of_rank in enumerate(ready):
+    group.barrier("rehearsal")
+    for rank, of_rank in zip(group.here, ready, strict=True):
 
         def alone(comm: Any, rank: int = rank, of_rank: Sequence[Prepared] = of_rank) -> None:
             if comm.rank == rank:

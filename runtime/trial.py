@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kpipe.runtime.comm.device_processes import DeviceProcesses
 from kpipe.runtime.comm.device_ranks import DeviceRanks
+from kpipe.runtime.comm.host_processes import HostProcesses
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
+from kpipe.runtime.gathering import gathered
 from kpipe.runtime.generated_folder import geometry_of, stages
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.memory import Scratch
@@ -79,6 +82,7 @@ class Case:
     cache_bytes: int = 0  # each cache is at least that large, its pages in use anywhere in it
     replays: int = 1  # of the graph; every one has to leave the same bits
     concurrent: bool = False  # ranks of one device at the same time, not in lockstep
+    processes: bool = False  # each rank a process, on a device of its own
 
     @property
     def device(self) -> torch.device:
@@ -86,8 +90,13 @@ class Case:
         return torch.device("cuda" if self.backend == "cuda" else "cpu")
 
 
-def run_case(layer_class: type[Layer], case: Case) -> tuple[Trial, ...]:
+def run_case(
+    layer_class: type[Layer], case: Case, group: HostProcesses | DeviceProcesses | None = None
+) -> tuple[Trial, ...]:
     """Run `case.layers` chained layers of that class and return one trial per layer.
+
+    With a `group` of processes this one runs its own rank, and only rank 0 gets the trials; the
+    others get none.
 
     Layers have different weights and caches and share scratch and mailboxes; the hidden states
     of a layer are those of the one before plus its output (without context parallelism: plus the
@@ -95,11 +104,16 @@ def run_case(layer_class: type[Layer], case: Case) -> tuple[Trial, ...]:
     """
     chain = _Chain(layer_class, case)
     first = chain.contexts(0).hidden
-    if layer_class.CONTEXT_PARALLEL and case.backend == "cuda":
-        by_rank = chain.run_on_device(first)
+    if group is not None:
+        by_rank = gathered(group.processes, layer_class, chain.run_here(first, group))
+        if not by_rank:
+            return ()
+    elif layer_class.CONTEXT_PARALLEL and case.backend == "cuda":
+        ranks = DeviceRanks(layer_class.RANKS, "cuda", lockstep=not case.concurrent)
+        by_rank = chain.run_on_device(first, ranks)
     elif layer_class.CONTEXT_PARALLEL:
-        group = VirtualRanks(layer_class.RANKS, timeout_s=120.0)
-        by_rank = group.run(lambda comm: chain.run_rank(first, comm))
+        threads = VirtualRanks(layer_class.RANKS, timeout_s=120.0)
+        by_rank = threads.run(lambda comm: chain.run_rank(first, comm))
     else:
         by_rank = chain.run_alone(first)
     hidden, trials = first, []
@@ -156,23 +170,33 @@ class _Chain:
             hidden = _next_hidden(hidden, runs[-1:])
         return runs
 
-    def run_on_device(self, hidden: Tensor) -> list[list[RankRun]]:
-        """All layers on all ranks of a group on one device."""
-        group = DeviceRanks(self.layer_class.RANKS, "cuda", lockstep=not self.case.concurrent)
-        if not (self.case.captured or self.case.concurrent):
+    def run_here(
+        self, hidden: Tensor, group: HostProcesses | DeviceProcesses
+    ) -> list[list[RankRun]]:
+        """All layers on the rank that this process is."""
+        if isinstance(group, DeviceProcesses):
+            return self.run_on_device(hidden, group)
+        return group.run(lambda comm: self.run_rank(hidden, comm))
+
+    def run_on_device(
+        self, hidden: Tensor, group: DeviceRanks | DeviceProcesses
+    ) -> list[list[RankRun]]:
+        """All layers on the ranks of a group that this process drives."""
+        if group.lockstep and not self.case.captured:
             return group.run(lambda comm: self.run_rank(hidden, comm))
-        scratch = [Scratch(self.case.device) for _ in range(group.ranks)]
-        numbers = range(self.case.layers)
-        ready = [
-            [prepare(self, n, hidden, group.rank(rank), rank, scratch[rank]) for n in numbers]
-            for rank in range(group.ranks)
-        ]
+        numbers, ready = range(self.case.layers), []
+        for rank in group.here:
+            scratch = Scratch(self.case.device)
+            ready.append(
+                [prepare(self, n, hidden, group.rank(rank), rank, scratch) for n in numbers]
+            )
         if self.case.captured:
             return run_captured(ready, self.case.replays, group)
         restore = blank(ready)
         rehearse(ready, group)
         restore()
-        results = group.run(lambda comm: launch_all(ready[comm.rank]))
+        group.barrier("first run")
+        results = group.run(lambda comm: launch_all(ready[group.here.index(comm.rank)]))
         group.synchronize()
         return [
             [one.finished(*result) for one, result in zip(*of_rank, strict=True)]

@@ -2,24 +2,25 @@
 
 On a GPU that the layer is generated for, everything that has to hold is run, and the evidence is
 written beside the generated code; options that describe one case run that case alone.  Without
-such a GPU one case runs on the CPU, or with --suite all of them.
+such a GPU one case runs on the CPU, or with --suite all of them.  With --processes every rank is a
+process, on a GPU of its own or on the CPU: see verify_processes.py.
 Runs without the generator's libraries: `python -m kpipe.runtime.verify FOLDER`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from math import isfinite
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
+from kpipe.runtime import verify_processes
 from kpipe.runtime.case_report import Report, reported
-from kpipe.runtime.compare import StageError
+from kpipe.runtime.case_text import as_json, as_text, raised_text
 from kpipe.runtime.generated_folder import geometry_of, load_layer, stages
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import LayerError
@@ -27,6 +28,7 @@ from kpipe.runtime.trial import Case
 from kpipe.runtime.verify_all import as_json as suite_as_json
 from kpipe.runtime.verify_all import as_text as suite_as_text
 from kpipe.runtime.verify_all import verify_all, write_evidence
+from kpipe.runtime.verify_suite import NamedCase, suite
 
 FINE, FINDINGS, USAGE, ENVIRONMENT = 0, 1, 2, 4
 
@@ -49,6 +51,8 @@ def main(argv: list[str]) -> int:
     try:
         layer_class = load_layer(options.folder)
         case = _case(layer_class, options)
+        if options.processes:
+            return _run_processes(layer_class, case, options, argv)
         if _wants_suite(layer_class, options, case):
             return _run_suite(layer_class, case, options)
         if options.backend == "cuda" and (reason := _cannot_run(layer_class, case)):
@@ -59,7 +63,7 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
     except (ValueError, RuntimeError, AssertionError) as error:  # out of the layer's own ops
-        print(_raised(error, options.format))
+        print(raised_text(error, options.format))
         return FINDINGS
     print(as_json(report) if options.format == "json" else as_text(report))
     return FINE if report.ok else FINDINGS
@@ -87,97 +91,6 @@ def default_lengths(top_k: int, q: int) -> tuple[int, ...]:
     """
     wanted = (top_k + top_k // 4 + 7, 1, 64, 65, top_k, 0)
     return tuple(length if length == 0 else max(length, q) for length in wanted)
-
-
-def as_text(report: Report) -> str:
-    """The report for people: what ran, a table per layer, the verdict in the last line."""
-    case, rows = report.case, len(report.case.lengths) * report.case.q
-    ranks = ", ".join(map(str, report.ranks))
-    graph = ", one CUDA graph" if case.captured else ""
-    plural = "s" if len(report.ranks) > 1 else ""
-    lines = [
-        f"{report.layer_class.NAME} on {case.arch}, {case.backend} backend{graph}: rows {rows}, "
-        f"q {case.q}, rank{plural} {ranks} of {report.layer_class.RANKS}, seed {case.seed}",
-        f"lengths {', '.join(map(str, case.lengths))}",
-    ]
-    for number, (method, errors) in enumerate(zip(report.methods, report.errors, strict=True)):
-        lines += ["", f"layer {number}: {method}"]
-        cells = [("stage", "what", "error", "bound", "rank", "ok"), *map(_cells, errors)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines += [
-            "  " + "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip()
-            for row in cells
-        ]
-    return "\n".join([*lines, "", verdict(report)])
-
-
-def verdict(report: Report) -> str:
-    """The last line: what the comparisons add up to."""
-    if not report.checks:
-        return "FAILED: nothing was compared"
-    if not report.failures:
-        return f"ok: {len(report.checks)} comparisons, all within their bounds"
-    named = [f"{e.stage} {e.what} (layer {n}, rank {e.rank})" for n, e in report.failures]
-    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-    return (
-        f"FAILED: {len(named)} of {len(report.checks)} comparisons beyond their bounds: "
-        f"{', '.join(named[:3])}{more}"
-    )
-
-
-def as_json(report: Report) -> str:
-    """The report for programs, one object; an error that is not finite is null."""
-    case = report.case
-    layers = [
-        {"layer": number, "method": method, "checks": [_check(error) for error in errors]}
-        for number, (method, errors) in enumerate(zip(report.methods, report.errors, strict=True))
-    ]
-    return json.dumps(
-        {
-            "pipeline": report.layer_class.NAME,
-            "backend": case.backend,
-            "captured": case.captured,
-            "arch": case.arch,
-            "q": case.q,
-            "lengths": list(case.lengths),
-            "seed": case.seed,
-            "stop_after": case.stop_after,
-            "ranks": list(report.ranks),
-            "of_ranks": report.layer_class.RANKS,
-            "layers": layers,
-            "ok": report.ok,
-        },
-        indent=2,
-    )
-
-
-def _raised(error: Exception, form: str) -> str:
-    """What is printed where the run ended with an error instead of a report."""
-    text = f"{type(error).__name__}: {error}"
-    text = "; ".join([text, *getattr(error, "__notes__", ())])
-    return (
-        json.dumps({"ok": False, "raised": text}, indent=2)
-        if form == "json"
-        else (f"FAILED: the layer raised {text}")
-    )
-
-
-def _cells(error: StageError) -> tuple[str, ...]:
-    ok = "yes" if error.ok else "NO"
-    numbers = f"{error.error:.1e}", f"{error.bound:.1e}"
-    return error.stage, error.what, *numbers, str(error.rank), ok
-
-
-def _check(error: StageError) -> dict[str, Any]:
-    return {
-        "stage": error.stage,
-        "what": error.what,
-        "error": error.error if isfinite(error.error) else None,
-        "bound": error.bound,
-        "rank": error.rank,
-        "ok": error.ok,
-        "reason": error.reason,
-    }
 
 
 # -- from the command line to a case ------------------------------------------------------------
@@ -208,6 +121,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--virtual-ranks", type=int, metavar="N", help="context-parallel: all; else how many"
     )
+    parser.add_argument(
+        "--processes", action="store_true", help="each rank a process, on a GPU of its own"
+    )
+    parser.add_argument(
+        "--transport",
+        choices=("auto", "symmetric", "ipc"),
+        default="auto",
+        help="of --processes: memory of other GPUs",
+    )
     parser.add_argument("--stop-after", default="", metavar="STAGE")
     parser.add_argument("--arch", default="", metavar="A", help="default: the first one declared")
     parser.add_argument("--q", type=int, metavar="N", help="query rows per request [default: 1]")
@@ -217,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         "--concurrent", action="store_true", help="ranks of one device at once, not in lockstep"
     )
     parser.add_argument("--layers", type=int, metavar="N", help="chained layers [default: 1]")
+    parser.add_argument("--replays", type=int, metavar="N", help="of --captured [default: 1]")
     parser.add_argument("--seed", type=int, metavar="N", help="of the inputs [default: 0]")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     return parser
@@ -240,7 +163,12 @@ def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
         raise UsageError("--captured needs --backend cuda")
     if options.concurrent and not (backend == "cuda" and layer_class.CONTEXT_PARALLEL):
         raise UsageError("--concurrent needs --backend cuda and a context-parallel layer")
+    if options.replays is not None and not (options.captured and options.replays > 0):
+        raise UsageError(f"--replays {options.replays}: at least one, of --captured")
+    if options.processes and (refusal := verify_processes.refusal(layer_class, options)):
+        raise UsageError(refusal)
     whole = next((name for name in ("captured", "concurrent") if getattr(options, name)), "")
+    whole = whole or ("processes" if options.processes and backend == "cuda" else "")
     if whole and options.stop_after:
         raise UsageError(f"--{whole} runs whole layers; leave out --stop-after")
     if options.stop_after and layers > 1:
@@ -256,7 +184,25 @@ def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
         backend=backend,
         captured=options.captured,
         concurrent=options.concurrent,
+        replays=options.replays or 1,
+        processes=options.processes,
     )
+
+
+def _run_processes(
+    layer_class: type[Layer], case: Case, options: argparse.Namespace, argv: list[str]
+) -> int:
+    """The case, or the suite, with a rank a process: started here, or one of them already."""
+    if case.backend == "cuda" and (reason := _cannot_run(layer_class, case)):
+        verify_processes.complain(reason)
+        return ENVIRONMENT
+    cases: tuple[NamedCase, ...] = (NamedCase("", case),)
+    if _wants_suite(layer_class, options, case):
+        cases = tuple(
+            replace(named, case=replace(named.case, processes=True))
+            for named in suite(layer_class, case.arch, case.backend)
+        )
+    return verify_processes.run(layer_class, cases, options, argv)
 
 
 ONE_CASE = (
@@ -267,6 +213,7 @@ ONE_CASE = (
     "captured",
     "concurrent",
     "layers",
+    "replays",
     "seed",
 )
 """Options that describe a case; with one of them that case runs, and not the suite."""

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
-from kpipe.runtime.comm.device_ranks import DeviceComm, DeviceRanks
+from kpipe.runtime.comm.device_comm import DeviceComm
+from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.virtual_ranks import SingleRank
 from kpipe.runtime.metadata import LayerError
 
@@ -25,6 +26,12 @@ class Alone:
 
     rank, ranks, stage = 0, 1, ""
 
+    def agree(self, layer: Exchanging, number: int) -> None:
+        """Nothing: there is nobody to agree with."""
+
+    def barrier(self, topic: str) -> None:
+        """Nothing: there is nobody to wait for."""
+
 
 def comm_for(layer: Exchanging, comm: Any, device: torch.device) -> Any:
     """The layer's comm: `comm` where it is given and fits, else one for a rank alone.
@@ -40,11 +47,12 @@ def comm_for(layer: Exchanging, comm: Any, device: torch.device) -> Any:
         return comm or Alone()
     on_device = layer.backend == "cuda"
     group = "DeviceRanks" if on_device else "VirtualRanks"
+    processes = f"{'Device' if on_device else 'Host'}Processes(Processes.join()).comm"
     example = f"{group}({layer.RANKS}).rank(0)"
     if comm is None and layer.RANKS > 1:
         raise LayerError(
             f"{layer.NAME} runs on {layer.RANKS} ranks: prepare() needs `comm`, for example "
-            f"{example}"
+            f"{example}, or {processes} where each rank is a process"
         )
     if comm is None:
         return DeviceRanks(1, device).rank(0) if on_device else SingleRank()

@@ -12,70 +12,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from kpipe.runtime.comm.device_mailbox import DeviceMailbox, TimeoutRecord, peer_table
+from kpipe.runtime.comm.device_comm import SMS_PER_GPC, DeviceComm, multiprocessors
 from kpipe.runtime.comm.mailbox import MailboxError, MailboxSpec, MailboxTimeout, check_sources
 from kpipe.runtime.comm.turns import TurnAborted, Turns
 
+if TYPE_CHECKING:
+    from kpipe.runtime.layer import Layer
+
 T = TypeVar("T")
 
-GPCS, SMS_PER_GPC = 8, 16
-"""Of an H200: a cluster lies within one GPC, and the smallest have 16 multiprocessors (some 18)."""
+GPCS = 8  # of an H200
 POLLING_SMS = 96
 """Multiprocessors that the polls of ranks which run at once may hold; the rest is for launches
 that the polls wait for, and those come as clusters, so it counts how much of one GPC is left."""
-
-
-class DeviceComm:
-    """One rank's view of its group: `rank`, `ranks`, its mailboxes, and how it is driven.
-
-    `in_halves`: launches that publish and then poll are made in two, so that every rank's first
-    half is ahead of any rank's second.  `resident`: CTAs, one a multiprocessor, that this rank can
-    count on to run at the same time; `widest_cluster`: CTAs of a cluster that has room beside what
-    the others have waiting.  `key` tells its streams from other ranks'.
-    """
-
-    def __init__(self, group: DeviceRanks, rank: int) -> None:
-        self.rank = rank
-        self.ranks = group.ranks
-        self.stage = ""
-        self.in_halves = group.lockstep
-        self.resident = group.resident
-        self.widest_cluster = group.widest_cluster
-        self.key = 0 if group.lockstep else rank
-        self.record = TimeoutRecord(rank, group.device)
-        self.boxes: dict[tuple[str, int], DeviceMailbox] = {}
-        self._group = group
-
-    def mailbox(self, spec: MailboxSpec, parity: int) -> DeviceMailbox:
-        """This rank's end of one parity of `spec`; MailboxError for a parity that does not exist,
-        and where the name is known with another declaration."""
-        buffers = self._group.buffers(spec)
-        if not 0 <= parity < spec.parities:
-            raise MailboxError(
-                f"mailbox {spec.name}: no parity {parity} among {spec.parities}, rank {self.rank}"
-            )
-        key = (spec.name, parity)
-        if key not in self.boxes:
-            mine = buffers[parity]
-            bases = [buffer.data_ptr() for buffer in mine]
-            self.boxes[key] = DeviceMailbox(
-                spec,
-                parity,
-                self.rank,
-                self.ranks,
-                mine[self.rank].view(spec.dtype).view(spec.shape),
-                peer_table(spec, self.rank, bases, self._group.device),
-                self.record.fault,
-            )
-        return self.boxes[key]
-
-    def before_poll(self) -> None:
-        """Called ahead of every launch that polls; in lockstep the other ranks go first."""
-        self._group.hand_on(self.rank)
 
 
 class DeviceRanks:
@@ -93,7 +46,7 @@ class DeviceRanks:
         self.ranks = ranks
         self.device = torch.device(device)
         self.lockstep = lockstep
-        count = _multiprocessors(self.device)
+        count = multiprocessors(self.device)
         alone = lockstep or ranks == 1
         self.resident = count if alone else min(count, POLLING_SMS) // ranks
         others = 0 if alone else -(-self.resident * (ranks - 1) // GPCS)
@@ -107,6 +60,22 @@ class DeviceRanks:
     def rank(self, rank: int) -> DeviceComm:
         """The comm of one rank, always the same object."""
         return self._comms[rank]
+
+    @property
+    def here(self) -> range:
+        """The ranks that this process drives: all of them."""
+        return range(self.ranks)
+
+    def agree(self, layer: Layer, number: int) -> None:
+        """Nothing: the ranks of one process share its code."""
+
+    def barrier(self, topic: str) -> None:
+        """Nothing: the ranks of one process are driven together."""
+
+    def place(self, spec: MailboxSpec, parity: int, rank: int) -> tuple[torch.Tensor, list[int]]:
+        """One rank's words of one parity, and the addresses of all ranks' words."""
+        buffers = self.buffers(spec)[parity]
+        return buffers[rank], [buffer.data_ptr() for buffer in buffers]
 
     def buffers(self, spec: MailboxSpec) -> list[list[torch.Tensor]]:
         """The int32 buffers of a mailbox, by parity and rank, armed.
@@ -142,7 +111,7 @@ class DeviceRanks:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def hand_on(self, rank: int) -> None:
+    def before_poll(self, rank: int) -> None:
         """In lockstep returns once every other rank has come to its next poll, or has ended."""
         if self._turns is not None:
             self._turns.pass_on(rank)
@@ -230,9 +199,3 @@ class DeviceRanks:
             # Makes the device's context this thread's own; launches of the driver need one.
             torch.cuda.Event().record(stream)
             yield
-
-
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count

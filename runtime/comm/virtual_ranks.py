@@ -5,16 +5,40 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
 from kpipe.runtime.comm.gate import Gate, RankAborted
 from kpipe.runtime.comm.mailbox import Mailbox, MailboxError, MailboxSpec, check_sources
 
+if TYPE_CHECKING:
+    from kpipe.runtime.comm.process_gate import ProcessGate
+    from kpipe.runtime.layer import Layer
+
 __all__ = ["RankAborted", "RankComm", "SingleRank", "VirtualRanks"]
 
 T = TypeVar("T")
+
+
+class HostGroup(Protocol):
+    """What a rank asks of its group: threads, or processes that share memory."""
+
+    ranks: int
+    refuse_overwrite: bool
+
+    @property
+    def gate(self) -> Gate | ProcessGate:
+        """Where ranks wait for each other."""
+
+    def words(self, spec: MailboxSpec) -> list[list[torch.Tensor]]:
+        """The int32 buffers of a mailbox, by parity and rank, armed."""
+
+    def barrier(self, topic: str) -> None:
+        """Returns once every rank that is a process has come here."""
+
+    def agree(self, layer: Layer, number: int) -> None:
+        """Raises LayerError on every rank where they do not prepare the same layer."""
 
 
 class RankComm:
@@ -23,7 +47,7 @@ class RankComm:
     `stage` names what the rank is doing; errors of its mailboxes quote it.
     """
 
-    def __init__(self, group: VirtualRanks, rank: int) -> None:
+    def __init__(self, group: HostGroup, rank: int) -> None:
         self.rank = rank
         self.ranks = group.ranks
         self.stage = ""
@@ -49,6 +73,14 @@ class RankComm:
             stage=lambda: self.stage,
             refuse_overwrite=self._group.refuse_overwrite,
         )
+
+    def agree(self, layer: Layer, number: int) -> None:
+        """Raises LayerError on every rank where they do not prepare the same layer."""
+        self._group.agree(layer, number)
+
+    def barrier(self, topic: str) -> None:
+        """Returns once every rank that is a process has come here."""
+        self._group.barrier(topic)
 
     @contextmanager
     def in_stage(self, stage: str) -> Iterator[None]:
@@ -111,6 +143,12 @@ class VirtualRanks:
         if known != spec:
             raise MailboxError(f"mailbox {spec.name} is declared twice: {known} and {spec}")
         return words
+
+    def agree(self, layer: Layer, number: int) -> None:
+        """Nothing: the ranks of one process share its code."""
+
+    def barrier(self, topic: str) -> None:
+        """Nothing: a poll of a thread waits as long as it takes the others to come."""
 
     def run(self, function: Callable[[RankComm], T]) -> list[T]:
         """Calls `function` once per rank, each in its own thread; results in rank order.

@@ -15,7 +15,7 @@ CONTEXT = 200
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 132)
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks.multiprocessors", lambda device: 132)
     monkeypatch.setattr("torch.cuda.synchronize", lambda *device: None)
     return Device(monkeypatch)
 

@@ -16,8 +16,10 @@ import torch
 from layer_inputs import engine_inputs
 
 from kpipe.runtime import layer as layer_module
+from kpipe.runtime.comm import device_processes
 from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.mailbox import MailboxError
+from kpipe.runtime.comm.peer_memory import PeerMemory
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
 from kpipe.runtime.host import launch
 from kpipe.runtime.host.compile import Symbol, flags_of
@@ -26,6 +28,7 @@ from kpipe.runtime.metadata import LayerError
 from kpipe.runtime.prepared import launch_all, rehearse
 from kpipe.runtime.recording import HostStream
 
+CPU = torch.device("cpu")
 DTYPES = {
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
@@ -176,7 +179,7 @@ def test_in_lockstep_everything_is_sent_before_anybody_waits(layers, device, mod
 
 
 def test_at_once_every_kernel_is_whole(layers, device, monkeypatch):
-    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 132)
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks.multiprocessors", lambda device: 132)
     run_layers(device, layers.dcp(2, mode="wait"), 3, lockstep=False)
     assert {one.half for one in device.launched} == {"whole"}
     assert {one.flags["resident"] for one in device.launched if "resident" in one.flags} == {48}
@@ -184,7 +187,7 @@ def test_at_once_every_kernel_is_whole(layers, device, monkeypatch):
 
 def test_beside_polls_of_other_ranks_clusters_are_narrower(layers, device, monkeypatch):
     """48 polling CTAs of the other rank take 6 of the 16 multiprocessors of a GPC: 10 are left."""
-    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 132)
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks.multiprocessors", lambda device: 132)
     layer_class = layers.dcp(2, mode="wait")
     run_layers(device, layer_class, 3)
     run_layers(device, layer_class, 3, lockstep=False)
@@ -193,7 +196,7 @@ def test_beside_polls_of_other_ranks_clusters_are_narrower(layers, device, monke
 
 
 def test_a_cluster_without_room_beside_polls_of_other_ranks_is_refused(layers, device, monkeypatch):
-    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 132)
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks.multiprocessors", lambda device: 132)
     monkeypatch.setattr("kpipe.runtime.comm.device_ranks.SMS_PER_GPC", 7)
     wanted = (
         r"\w+ at 1 rows: a cluster of 2 CTAs, and beside what the other ranks have "
@@ -204,7 +207,7 @@ def test_a_cluster_without_room_beside_polls_of_other_ranks_is_refused(layers, d
 
 
 def test_more_ctas_than_run_at_once_are_refused(layers, device, monkeypatch):
-    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 2)
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks.multiprocessors", lambda device: 2)
     wanted = (
         r"dcp_value publishes and polls: 8 CTAs have to run at the same time, rank [01] can count "
         r"on 1 multiprocessors; drive the ranks in lockstep, or give them more of a device"
@@ -227,7 +230,7 @@ def test_mailboxes_must_lie_where_the_backend_runs(layers, device):
 
 
 def test_a_rehearsal_launches_everything_of_one_rank_after_the_other(layers, device, monkeypatch):
-    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 132)
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks.multiprocessors", lambda device: 132)
     layer_class = layers.dcp(2, mode="wait")
     group = DeviceRanks(2, "cpu", lockstep=False)
     monkeypatch.setattr(group, "synchronize", lambda: None)
@@ -246,3 +249,40 @@ def test_a_rehearsal_launches_everything_of_one_rank_after_the_other(layers, dev
     rehearsed = len(device.launched)
     group.run(lambda comm: launch_all(ready[comm.rank]))
     assert len(device.launched) == 2 * rehearsed
+
+
+def test_a_process_launches_what_a_stream_of_its_own_launches(layers, device, monkeypatch):
+    """Rank 1 with a device for itself, in memory that stands in for two devices'."""
+    on_one = "kpipe.runtime.comm.device_ranks."
+    monkeypatch.setattr(on_one + "multiprocessors", lambda device: 264)
+    monkeypatch.setattr(on_one + "POLLING_SMS", 264)
+    monkeypatch.setattr(on_one + "SMS_PER_GPC", 64)
+    monkeypatch.setattr(device_processes, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(device_processes, "working_transport", lambda *_: ("host", ""))
+
+    def made(processes, count, place):
+        views = tuple(torch.zeros(count, dtype=torch.int32) for _ in range(processes.ranks))
+        return PeerMemory(views, None)
+
+    monkeypatch.setattr(device_processes, "TRANSPORTS", {"host": made})
+    processes = SimpleNamespace(
+        rank=1,
+        ranks=2,
+        exchange=lambda topic, value=None: [value, value],
+        barrier=lambda topic: None,
+    )
+    streams = DeviceRanks(2, "cpu", lockstep=False)
+    layer_class = layers.dcp(2)
+    for rows in (3, 64):  # the output's sum in one shot, and in two
+        launched = []
+        for group in (streams, device_processes.DeviceProcesses(processes, device=CPU)):
+            inputs = engine_inputs(layer_class, tuple(range(20, 20 + rows)), rank=1)
+            layer = inputs.prepared(layer_class, backend="cuda", comm=group.rank(1))
+            device.know(group.rank(1))
+            device.launched.clear()
+            group.run(lambda comm, one=layer, step=inputs.step: comm.rank and one.run(step))
+            launched.append(list(device.launched))
+        assert launched[0] == launched[1]
+        exchanges = [one for one in launched[1] if one.polls or one.publishes]
+        assert {one.rank for one in exchanges} == {1} and len(exchanges) >= 5
+        assert {one.half for one in launched[1]} == {"whole"}

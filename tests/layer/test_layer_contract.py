@@ -84,7 +84,8 @@ def test_arch_backend_and_group(layers: LayerFactory) -> None:
     )
     _refused(
         LayerError,
-        "dcp_2_i1 runs on 2 ranks: prepare() needs `comm`, for example VirtualRanks(2).rank(0)",
+        "dcp_2_i1 runs on 2 ranks: prepare() needs `comm`, for example VirtualRanks(2).rank(0), "
+        "or HostProcesses(Processes.join()).comm where each rank is a process",
         ready.prepared,
         layer,
     )

@@ -107,6 +107,7 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str], tp: str) -> None
         "pipeline": "tiny_tp",
         "backend": "reference",
         "captured": False,
+        "processes": False,
         "arch": "sm_90a",
         "q": 1,
         "lengths": [70, 5],
