@@ -193,8 +193,10 @@ class Layer:
             if op.kernel and (mine or opened is None):
                 with gathered(problems):
                     source = opened.kernel(op.kernel) if opened else None
-                    rows, place = (lambda: self._views.rows), (self._enter, comm, source)
-                    ready = launch.CudaOp(op, self.PACKAGE, bound, self.arch, rows, *place)
+                    ready = launch.CudaOp(
+                        *(op, self.PACKAGE, bound, self.arch, lambda: self._views.rows),
+                        *(self._enter, comm, source),
+                    )
                     for call in mine:
                         with gathered(problems):
                             ready.compile(call)

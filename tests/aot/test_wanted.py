@@ -1,0 +1,72 @@
+"""The objects of a build are those that `prepare()` would compile, however a group is driven."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+from layer_factory import LayerFactory
+from layer_inputs import engine_inputs
+
+from kpipe.runtime.aot.manifest import variant_id
+from kpipe.runtime.aot.wanted import FolderKernels, Place, Wanted
+from kpipe.runtime.comm.device_ranks import DeviceRanks
+from kpipe.runtime.host import kernel_file
+from kpipe.runtime.host.compile import flags_of
+from kpipe.runtime.layer import Layer
+
+ARCH = "sm_90a"
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> LayerFactory:
+    return LayerFactory(tmp_path_factory.mktemp("project"))
+
+
+def compiled_by(layer_class: type[Layer], monkeypatch: pytest.MonkeyPatch, **group: Any) -> set:
+    """(kernel, flags) of everything that prepare() compiles, on every rank."""
+    asked = set()
+
+    def compiled(kernel: Any, specs: Any, arch: str) -> Any:
+        asked.add(variant_id(type(kernel).__module__.rsplit(".")[-1], dict(flags_of(kernel))))
+        return lambda *operands: None
+
+    monkeypatch.setattr(kernel_file, "compile_kernel", compiled)
+
+    def prepared(comm: Any) -> None:
+        inputs = engine_inputs(layer_class, (5,), rank=comm.rank if comm else 0)
+        inputs.prepared(layer_class, backend="cuda", arch=ARCH, comm=comm)
+
+    if group:
+        DeviceRanks(layer_class.RANKS, "cpu", **group).run(prepared)
+    else:
+        prepared(None)
+    return asked
+
+
+def wanted_of(layer_class: type[Layer], places: list[Place]) -> list[Wanted]:
+    folder = Path(inspect.getfile(layer_class)).parent
+    return FolderKernels(layer_class, folder, ARCH, "4.8.1").wanted((), places)
+
+
+def test_a_rank_alone(layers, host, monkeypatch) -> None:
+    layer_class = layers.tp(4)
+    wanted = wanted_of(layer_class, [])
+    assert {one.id for one in wanted} == compiled_by(layer_class, monkeypatch)
+    assert len({one.key for one in wanted}) == len({one.symbol for one in wanted}) == len(wanted)
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_a_group(layers, host, monkeypatch, lockstep) -> None:
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 264)
+    layer_class = layers.dcp(2)
+    resident = 264 if lockstep else 132
+    asked = compiled_by(layer_class, monkeypatch, lockstep=lockstep)
+    wanted = wanted_of(layer_class, [Place(0, resident), Place(1, resident)])
+    assert asked <= {one.id for one in wanted}
+    halves = {one.id for one in wanted if one.flags.get("half") in ("publish", "collect")}
+    whole = {one.id for one in wanted if one.flags.get("half") == "whole" and one.resident}
+    assert halves and whole and asked.isdisjoint(whole if lockstep else halves)
+    assert {one.id for one in wanted} - asked == (whole if lockstep else halves)
