@@ -72,13 +72,18 @@ def gathered(problems: list[str]) -> Iterator[None]:
 
 
 class OpenBuild:
-    """A build folder whose manifest has been read; `repair` is the command that makes it anew."""
+    """A build folder whose manifest has been read.
+
+    `repair` is the command that makes it anew, `otherwise` what else would help.
+    """
 
     def __init__(
         self, pipeline: str, generated: Path, folder: Path, manifest: Manifest, repair: str
     ) -> None:
         self.pipeline, self.generated, self.folder = pipeline, generated, folder
         self.manifest, self.repair = manifest, repair
+        found_by_itself = generated / FOLDER in folder.parents
+        self.otherwise = ", or delete it to compile in prepare()" if found_by_itself else ""
 
     def refuse_other(self, arch: str) -> None:
         """Raises BuildError for another pipeline, architecture, compiler or its options."""
@@ -114,7 +119,7 @@ class OpenBuild:
         more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
         error = BuildError(
             f"{self.pipeline}: the build in {self.folder} cannot be used: {shown}{more}; build "
-            f"again: {self.repair}"
+            f"again: {self.repair}{self.otherwise}"
         )
         error.problems = problems
         return error
