@@ -12,13 +12,14 @@ import json
 import os
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kpipe.runtime.aot.builder import Outcome
-    from kpipe.runtime.aot.state import State
-    from kpipe.runtime.aot.wanted import FolderKernels, Wanted
+    from kpipe.runtime.aot.wanted import FolderKernels, Place, Wanted
+    from kpipe.runtime.layer import Layer
 
 FINE, FINDINGS, USAGE, DRIFT, ENVIRONMENT, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -63,29 +64,23 @@ def main(argv: list[str]) -> int:
     options = _options(argv)
     if isinstance(options, int):
         return options
-    from kpipe.runtime.aot.builder import read_for
-    from kpipe.runtime.aot.manifest import BuildError
+    said = Said(options.events)
+    if lacking := [name for name in ("torch", "tvm_ffi", "cutlass") if find_spec(name) is None]:
+        said.line(f"error: {', '.join(lacking)} not installed: pip install 'kpipe-dsl[gpu]'")
+        return ENVIRONMENT
     from kpipe.runtime.aot.opened import default_folder
     from kpipe.runtime.aot.toolchain import ToolMissing, dsl_version
     from kpipe.runtime.metadata import LayerError
 
-    said = Said(options.events)
     try:
-        if not (dsl := dsl_version()):
-            raise ToolMissing("CuTe DSL is not installed: pip install 'kpipe-dsl[gpu]'")
-        kernels, wanted = _wanted(options, dsl)
+        kernels, wanted = _wanted(options, dsl_version())
         out = options.out or default_folder(Path(options.folder), options.arch)
         if not options.check:
             return _build(kernels, wanted, out, options, said)
-        from kpipe.runtime.aot.state import states_of
-
-        return _told(states_of(wanted, read_for(kernels, out), out), out, options, said)
+        return _check(kernels, wanted, out, options, said)
     except ToolMissing as error:
         said.line(f"error: {error}")
         return ENVIRONMENT
-    except BuildError as error:
-        said.line(f"error: {error}")
-        return DRIFT if options.check else USAGE
     except (LayerError, ValueError) as error:
         said.line(f"error: {error}")
         return USAGE
@@ -98,18 +93,31 @@ def main(argv: list[str]) -> int:
 
 
 def _wanted(options: argparse.Namespace, dsl: str) -> tuple[FolderKernels, list[Wanted]]:
-    from kpipe.runtime.aot.wanted import MULTIPROCESSORS, FolderKernels, Place
+    from kpipe.runtime.aot.wanted import FolderKernels
     from kpipe.runtime.generated_folder import load_layer
 
     layer_class = load_layer(options.folder)
     kernels = FolderKernels(layer_class, Path(options.folder), options.arch, dsl)
-    ranks = range(layer_class.RANKS)
-    if options.ranks:
-        ranks = [int(word) for word in options.ranks.split(",")]
-    resident = options.resident or MULTIPROCESSORS[options.arch]
-    places = [Place(rank, resident) for rank in ranks]
+    places = _places(layer_class, options) if layer_class.CONTEXT_PARALLEL else []
     only = tuple(filter(None, options.only.split(",")))
     return kernels, kernels.wanted(only, places)
+
+
+def _places(layer_class: type[Layer], options: argparse.Namespace) -> list[Place]:
+    """The ranks that are built for; BuildError for one that the group does not have."""
+    from kpipe.runtime.aot.manifest import BuildError
+    from kpipe.runtime.aot.wanted import MULTIPROCESSORS, Place
+
+    known = [str(rank) for rank in range(layer_class.RANKS)]
+    ranks = options.ranks.split(",") if options.ranks else known
+    if wrong := [rank for rank in ranks if rank not in known]:
+        raise BuildError(
+            f"--ranks: {layer_class.NAME} has the ranks 0 to {known[-1]}, no `{wrong[0]}`"
+        )
+    resident = options.resident or MULTIPROCESSORS.get(options.arch)
+    if resident is None:
+        raise BuildError(f"say --resident N: how many multiprocessors a GPU of {options.arch} has")
+    return [Place(int(rank), resident) for rank in ranks]
 
 
 def _build(
@@ -141,8 +149,25 @@ def _summary(kernels: FolderKernels, outcome: Outcome, out: Path, seconds: float
     )
 
 
-def _told(states: list[State], out: Path, options: argparse.Namespace, said: Said) -> int:
-    """What --check says of every object that is not as it should be."""
+def _check(
+    kernels: FolderKernels,
+    wanted: list[Wanted],
+    out: Path,
+    options: argparse.Namespace,
+    said: Said,
+) -> int:
+    """Says which objects are not as they should be, and why."""
+    from kpipe.runtime.aot.builder import refuse_other
+    from kpipe.runtime.aot.manifest import BuildError, read_manifest
+    from kpipe.runtime.aot.state import states_of
+
+    try:
+        manifest = read_manifest(out)
+    except BuildError as error:
+        said.line(f"error: {error}")
+        return DRIFT
+    refuse_other(kernels, manifest, out)
+    states = states_of(wanted, manifest, out)
     wrong = [state for state in states if state.kind != "current"]
     width = max((len(state.kind) for state in wrong), default=0)
     for state in wrong:

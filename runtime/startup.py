@@ -2,13 +2,15 @@
 
 Each folder twice, in processes of their own: kernels compiled in `prepare()`, and loaded from a
 build.  Where the folder has no build for the architecture one is made first, in a folder that is
-thrown away, and its time is told.  `python -m kpipe.runtime.startup FOLDER... --arch sm_90a
+thrown away, and its time is told.  Both must leave the same bits, eagerly and from a graph.
+`python -m kpipe.runtime.startup FOLDER... --arch sm_90a
 --out FILE`; needs a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -56,8 +58,30 @@ def once(options: argparse.Namespace) -> dict[str, Any]:
         "total": round(marks[-1] - marks[0], 3),
         "compiler_imported": "cutlass" in sys.modules,
         "gpu": torch.cuda.get_device_name(),
-        "finite": bool(torch.isfinite(one.step.out).all()),
+        "out": _digest(one.step.out),
+        "replayed": _digest(_replayed(one)),
     }
+
+
+def _replayed(one: Any) -> Any:
+    """What the step leaves when it is captured and replayed."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        one.run()
+    one.step.out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    return one.step.out
+
+
+def _digest(tensor: Any) -> str:
+    """sha256 (hex) of a BF16 tensor's bits."""
+    import torch
+
+    words = tensor.view(torch.int16).cpu().flatten().tolist()
+    return hashlib.sha256(repr(words).encode()).hexdigest()
 
 
 def measure(folder: Path, arch: str, rows: int, repeat: int) -> dict[str, Any]:
@@ -81,6 +105,8 @@ def measure(folder: Path, arch: str, rows: int, repeat: int) -> dict[str, Any]:
                 words = ["kpipe.runtime.startup", str(folder), "--arch", arch, "--rows", str(rows)]
                 words += ["--build", path, "--since", repr(time.monotonic())]
                 runs[how].append(json.loads(_said(words).splitlines()[-1]))
+        bits = {run[how] for found in runs.values() for run in found for how in ("out", "replayed")}
+        result["same_bits"] = len(bits) == 1
         result["objects"] = len(list(build.glob("*.so")))
         result["bytes"] = sum(path.stat().st_size for path in build.glob("*.so"))
     return result | runs
@@ -108,7 +134,7 @@ def lines(results: list[dict[str, Any]]) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Run the measurement; returns 0, 1 where a process failed, or 2 (usage)."""
+    """Run the measurement; returns 0, 1 where a process failed or bits differ, or 2 (usage)."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--arch", required=True)
@@ -129,7 +155,10 @@ def main(argv: list[str]) -> int:
     if options.out:
         options.out.write_text(json.dumps({"runs": results}, indent=1) + "\n")
     print("\n".join(lines(results)))
-    return 0
+    differing = [result["folder"] for result in results if not result["same_bits"]]
+    for name in differing:
+        print(f"error: {name}: compiled and built kernels leave different bits", file=sys.stderr)
+    return 1 if differing else 0
 
 
 if __name__ == "__main__":

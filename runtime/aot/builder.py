@@ -67,7 +67,8 @@ def build(
     with _locked(out, waiting):
         for left in out.glob(f"{MAKING}*"):  # of a build that was stopped
             shutil.rmtree(left)
-        manifest = _manifest_before(kernels, out)
+        manifest = _manifest_before(out)
+        refuse_other(kernels, manifest, out)
         states = states_of(wanted, manifest, out)
         shelf = _Shelf(kernels, out, manifest, [s.entry for s in states if s.entry])
         outcome = Outcome(reused=sum(state.kind == CURRENT for state in states))
@@ -88,25 +89,22 @@ def build(
     return outcome
 
 
-def read_for(kernels: FolderKernels, out: Path) -> Manifest | None:
-    """The manifest of `out`; BuildError where it is another pipeline's or architecture's."""
-    manifest = read_manifest(out)
+def refuse_other(kernels: FolderKernels, manifest: Manifest | None, out: Path) -> None:
+    """Raises BuildError where `out` holds the build of another pipeline or architecture."""
     here = (kernels.layer_class.NAME, kernels.arch)
     if manifest is not None and (manifest.pipeline, manifest.arch) != here:
         raise BuildError(
             f"{out} holds the build of {manifest.pipeline} for {manifest.arch}, not of {here[0]} "
             f"for {here[1]}: name another folder with --out"
         )
-    return manifest
 
 
-def _manifest_before(kernels: FolderKernels, out: Path) -> Manifest | None:
-    """As `read_for`; one that cannot be read is as good as none to a build that replaces it."""
+def _manifest_before(out: Path) -> Manifest | None:
+    """One that cannot be read is as good as none to a build that replaces it."""
     try:
-        read_manifest(out)
+        return read_manifest(out)
     except BuildError:
         return None
-    return read_for(kernels, out)
 
 
 class _Shelf:

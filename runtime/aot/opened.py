@@ -27,6 +27,8 @@ from kpipe.runtime.host.compile import options_for
 
 FOLDER = "build"
 AUTO = "auto"
+PLACE_OPTIONS = {"rank": "--ranks", "resident": "--resident"}
+"""Flags that a place in a group decides, and the options of `kpipe build` for them."""
 _LOADED: dict[tuple[str, str], Callable[..., None]] = {}
 _LOCK = threading.Lock()
 
@@ -138,8 +140,20 @@ class BuiltKernel:
         flags.update(values)
         known = self._build.manifest.objects.get(variant_id(self._entry.name, flags))
         if known is None:
-            raise self._build.error([f"{label(self._entry.name, flags)} was never built"])
+            what = f"{label(self._entry.name, flags)} was never built{self._place(flags)}"
+            raise self._build.error([what])
         return BuiltVariant(self._build, known)
+
+    def _place(self, flags: Mapping[str, Any]) -> str:
+        """Options that the repair needs where the build is for other places in a group."""
+        objects = self._build.manifest.objects.values()
+        mine = [entry.flags for entry in objects if entry.kernel == self._entry.name]
+        options = [
+            f" {option} {flags[name]}"
+            for name, option in PLACE_OPTIONS.items()
+            if name in flags and flags[name] not in {known.get(name) for known in mine}
+        ]
+        return f" (add{''.join(options)})" if options and mine else ""
 
 
 @dataclass(frozen=True)

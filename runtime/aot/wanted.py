@@ -16,8 +16,8 @@ from kpipe.runtime.host.launch import unbound_op
 if TYPE_CHECKING:
     from kpipe.runtime.layer import Layer
 
-MULTIPROCESSORS = {"sm_90a": 132, "sm_100a": 148, "sm_103a": 160}
-"""Of the GPU that an architecture is usually found in: CTAs that run at the same time for sure."""
+MULTIPROCESSORS = {"sm_90a": 132, "sm_100a": 148}
+"""Of an H200 and of a B200: CTAs that run at the same time for sure."""
 
 
 @dataclass(frozen=True)

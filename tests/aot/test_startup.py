@@ -13,7 +13,7 @@ from kpipe.runtime import startup
 def test_both_ways_in_processes_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = []
+    said, replayed = [], "same"
 
     def run(words: list[str]) -> str:
         said.append(words)
@@ -23,7 +23,8 @@ def test_both_ways_in_processes_of_their_own(
         built = words[words.index("--build") + 1] != ""
         prepare = 0.5 if built else 20.0 + len(said)
         phases = {"imports": 4.0, "inputs": 1.0, "prepare": prepare, "first_step": 0.25}
-        return json.dumps(phases | {"total": sum(phases.values())}) + "\n"
+        bits = {"out": "same", "replayed": replayed if built else "same"}
+        return json.dumps(phases | bits | {"total": sum(phases.values())}) + "\n"
 
     monkeypatch.setattr(startup, "_said", run)
     out = tmp_path / "out.json"
@@ -38,8 +39,18 @@ def test_both_ways_in_processes_of_their_own(
         "dsa_tp   compiled  4.00     1.00    22.00    0.25        27.25",
         "dsa_tp   built     4.00     1.00    0.50     0.25        5.75",
     ]
+    replayed = "other"
+    assert startup.main(words) == 1
+    assert capsys.readouterr().err == (
+        "error: dsa_tp: compiled and built kernels leave different bits\n"
+    )
 
 
-def test_a_process_that_fails_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert startup.main([str(tmp_path / "nothing"), "--arch", "sm_90a"]) == 1
-    assert "is not a generated folder: it has no __init__.py" in capsys.readouterr().err
+def test_a_process_that_fails_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = startup._said
+    monkeypatch.setattr(startup, "_said", lambda words: said(["json.nothing", *words[1:2]]))
+    assert startup.main([str(tmp_path), "--arch", "sm_90a"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: json.nothing {tmp_path}: exit 1\n") and "No module named" in err

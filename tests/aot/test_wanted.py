@@ -10,7 +10,15 @@ import pytest
 from layer_factory import LayerFactory
 from layer_inputs import engine_inputs
 
-from kpipe.runtime.aot.manifest import variant_id
+from kpipe.runtime import build
+from kpipe.runtime.aot.manifest import (
+    BuildError,
+    KernelEntry,
+    ObjectEntry,
+    manifest_of,
+    variant_id,
+)
+from kpipe.runtime.aot.opened import OpenBuild
 from kpipe.runtime.aot.wanted import FolderKernels, Place, Wanted
 from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.host import kernel_file
@@ -70,3 +78,32 @@ def test_a_group(layers, host, monkeypatch, lockstep) -> None:
     whole = {one.id for one in wanted if one.flags.get("half") == "whole" and one.resident}
     assert halves and whole and asked.isdisjoint(whole if lockstep else halves)
     assert {one.id for one in wanted} - asked == (whole if lockstep else halves)
+
+
+def test_places_of_a_group(layers, capsys) -> None:
+    folder = Path(inspect.getfile(layers.dcp(2))).parent
+    words = [str(folder), "--arch", ARCH, "--check", "--only", "index_scores"]
+
+    def said(*more: str) -> tuple[int, str]:
+        code = build.main([*words, *more])
+        out, err = capsys.readouterr()
+        return code, out or err
+
+    assert {rank: f"rank={rank}" in said()[1] for rank in range(3)} == {0: True, 1: True, 2: False}
+    assert "rank=0" not in said("--ranks", "1")[1]
+    assert said("--ranks", "1,2") == (2, "error: --ranks: dcp_2_i1 has the ranks 0 to 1, no `2`\n")
+
+
+def test_the_repair_names_the_place(tmp_path: Path) -> None:
+    flags = {"rank": 0, "resident": 132}
+    kernel = KernelEntry("o_reduce", "OReduce", {}, {}, ("rank", "resident"))
+    entry = ObjectEntry("o_reduce", flags, "", "", "", "", 0, ())
+    plain = {"pipeline": "dcp", "arch": ARCH, "dsl": "", "options": ""}
+    opened = OpenBuild("dcp", tmp_path, tmp_path, manifest_of(plain, [kernel], [entry]), "build")
+    source = opened.kernel("o_reduce:OReduce")
+    assert source.variant(flags).entry is entry
+    wanted = r"o_reduce rank=1 resident=66 was never built \(add --ranks 1 --resident 66\);"
+    with pytest.raises(BuildError, match=wanted):
+        source.variant({"rank": 1, "resident": 66})
+    with pytest.raises(BuildError, match="o_reduce rank=0 resident=132 was not built for 8 rows"):
+        source.variant(flags).resident_ctas(8)
