@@ -134,7 +134,8 @@ def lines(results: list[dict[str, Any]]) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Run the measurement; returns 0, 1 where a process failed or bits differ, or 2 (usage)."""
+    """Run the measurement; returns 0, 1 where a process failed or bits differ, 2 (usage) or 4
+    (no device here)."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--arch", required=True)
@@ -147,6 +148,11 @@ def main(argv: list[str]) -> int:
     if options.build is not None:
         print(json.dumps(once(options)))
         return 0
+    import torch
+
+    if not torch.cuda.is_available():
+        print("error: this machine has no CUDA device", file=sys.stderr)
+        return 4
     try:
         results = [measure(f, options.arch, options.rows, options.repeat) for f in options.folders]
     except RuntimeError as error:

@@ -10,6 +10,11 @@ import pytest
 from kpipe.runtime import startup
 
 
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+
+
 def test_both_ways_in_processes_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,3 +59,11 @@ def test_a_process_that_fails_is_told(
     assert startup.main([str(tmp_path), "--arch", "sm_90a"]) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"error: json.nothing {tmp_path}: exit 1\n") and "No module named" in err
+
+
+def test_without_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert startup.main([str(tmp_path), "--arch", "sm_90a"]) == 4
+    assert capsys.readouterr().err == "error: this machine has no CUDA device\n"
