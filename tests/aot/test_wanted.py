@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from kpipe.runtime.aot.manifest import (
     ObjectEntry,
     manifest_of,
     variant_id,
+    write_manifest,
 )
-from kpipe.runtime.aot.opened import OpenBuild
+from kpipe.runtime.aot.opened import BuiltVariant, OpenBuild
+from kpipe.runtime.aot.toolchain import dsl_version
 from kpipe.runtime.aot.wanted import FolderKernels, Place, Wanted
 from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.host import kernel_file
@@ -78,6 +81,43 @@ def test_a_group(layers, host, monkeypatch, lockstep) -> None:
     whole = {one.id for one in wanted if one.flags.get("half") == "whole" and one.resident}
     assert halves and whole and asked.isdisjoint(whole if lockstep else halves)
     assert {one.id for one in wanted} - asked == (whole if lockstep else halves)
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_a_group_is_prepared_from_a_build(layers, host, monkeypatch, tmp_path, lockstep) -> None:
+    """Every rank finds what it asks for in a manifest of the wanted objects, and nothing else."""
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks._multiprocessors", lambda device: 264)
+    layer_class = layers.dcp(2)
+    folder = Path(inspect.getfile(layer_class)).parent
+    kernels = FolderKernels(layer_class, folder, ARCH, dsl_version())
+    resident = 264 if lockstep else 132
+    wanted = kernels.wanted((), [Place(0, resident), Place(1, resident)])
+    objects = [
+        ObjectEntry(w.kernel, w.flags, w.key, w.symbol, w.file, "", 0, w.operands, w.resident)
+        for w in wanted
+    ]
+    plain = {"pipeline": layer_class.NAME, "arch": ARCH, "dsl": kernels.dsl}
+    plain["options"] = kernels.options
+    write_manifest(tmp_path, manifest_of(plain, kernels.entries.values(), objects))
+    loaded: list[str] = []
+
+    def load(variant: BuiltVariant) -> Any:
+        loaded.append(variant.entry.kernel)
+        return lambda *operands: None
+
+    monkeypatch.setattr(BuiltVariant, "load", load)
+
+    def run(comm: Any) -> None:
+        inputs = engine_inputs(layer_class, (5,), rank=comm.rank)
+        inputs.prepared(layer_class, backend="cuda", arch=ARCH, comm=comm, build=tmp_path)
+
+    group = DeviceRanks(2, "cpu", lockstep=lockstep)
+    group.run(run)
+    assert host == [] and set(loaded) == {w.kernel for w in wanted}
+    write_manifest(tmp_path, manifest_of(plain, kernels.entries.values(), objects[1:]))
+    gone = re.escape(f"cannot be used: {wanted[0].label} was never built; build again: ")
+    with pytest.raises(BuildError, match=gone):
+        group.run(run)
 
 
 def test_places_of_a_group(layers, capsys) -> None:
