@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from kpipe.runtime.evidence import DEVICE, device_files, file_digest, kernel_digest
+from kpipe.runtime.evidence import file_digest, kernel_digest
 
 RUNTIME = Path(__file__).resolve().parents[1]
 PACKAGE = "kpipe.runtime"
@@ -18,15 +18,18 @@ ITSELF = "kernel"
 def sources_of(kernel: Path) -> dict[str, str]:
     """Digests of what a generated kernel is made of: `kernel`, then files below `runtime`.
 
-    The kernel's own file counts without its first line, which names its spec.  The others are the
-    device building blocks that it is made of, and what it or one of them imports of the rest of
-    the runtime.  As long as all of these stay the same, the list does.
+    The kernel's own file counts without its first line, which names its spec.  The others are what
+    it imports of the runtime, directly or through one another.  As long as all of these stay the
+    same, the list does.
     """
-    paths = [kernel, *(DEVICE / name for name in device_files(kernel))]
-    names = {f"device/{path.name}" for path in paths[1:]}
-    for path in paths:
-        names |= _rest_of_runtime(path.read_bytes())
-    return {ITSELF: kernel_digest(kernel), **{n: file_digest(RUNTIME / n) for n in sorted(names)}}
+    found: set[str] = set()
+    waiting = set(_imported(kernel.read_bytes(), ""))
+    while waiting:
+        name = waiting.pop()
+        found.add(name)
+        folder = name.rpartition("/")[0]
+        waiting |= _imported((RUNTIME / name).read_bytes(), folder) - found
+    return {ITSELF: kernel_digest(kernel), **{n: file_digest(RUNTIME / n) for n in sorted(found)}}
 
 
 def digest_now(kernel: Path, name: str) -> str:
@@ -51,18 +54,18 @@ def shown_sources(kernel: str, names: Iterable[str]) -> str:
 
 
 @cache
-def _rest_of_runtime(text: bytes) -> frozenset[str]:
-    """Files below `runtime`, device blocks left out, that a source imports from."""
+def _imported(text: bytes, folder: str) -> frozenset[str]:
+    """Files below `runtime` that a source imports; `folder` is its own, below `runtime`."""
+    here = ".".join(filter(None, [PACKAGE, folder.replace("/", ".")]))
     found = set()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        found |= {name for name in names if name.startswith(f"{PACKAGE}.")}
-    inner = (name.removeprefix(f"{PACKAGE}.").replace(".", "/") + ".py" for name in found)
-    return frozenset(
-        name for name in inner if not name.startswith("device/") and (RUNTIME / name).is_file()
-    )
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parts = here.split(".")
+            above = parts[: len(parts) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    inner = {name.removeprefix(f"{PACKAGE}.") for name in found if name.startswith(f"{PACKAGE}.")}
+    files = (f"{name.replace('.', '/')}.py" for name in inner)
+    return frozenset(name for name in files if (RUNTIME / name).is_file())

@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ARCH, KERNELS, Project
 from elf_symbols import exported, needed
+from small_build import ARCH, KERNELS, Project
 
 from kpipe.runtime import build
 from kpipe.runtime.aot import maker, toolchain
 from kpipe.runtime.aot.sources import sources_of
+from kpipe.runtime.evidence import device_files
 
 PREFIX = "__tvm_ffi_"
 
@@ -179,6 +180,12 @@ def test_sources_reach_beyond_the_device_blocks(generated: Path) -> None:
     found = sources_of(generated / "kernels" / "index_scores.py")
     assert {"kernel", "device/pdl.py", "host/compile.py", "sharding.py"} <= set(found)
     assert all(len(digest) == 64 for digest in found.values())
+    blocks = {f"device/{name}" for name in device_files(generated / "kernels" / "index_scores.py")}
+    assert {name for name in found if name.startswith("device/")} == blocks
+    other = generated.parent / "other.py"
+    other.write_text("# from a spec\nfrom kpipe.runtime.device import mailbox\n")
+    through = {"device/mailbox.py", "comm/device_mailbox.py", "comm/word_index.py"}
+    assert through <= set(sources_of(other)), "through one another"
     first, rest = (generated / "kernels" / "rms_norm.py").read_text().split("\n", 1)
     other = generated.parent / "rms_norm.py"
     other.write_text(f'"""Generated from another place; do not edit.\n{rest}')

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ARCH, KERNELS, LENGTHS, Project
 from layer_inputs import engine_inputs
+from small_build import ARCH, KERNELS, LENGTHS, Project
 
 from kpipe.runtime.aot.manifest import BuildError
 from kpipe.runtime.aot.opened import open_build
