@@ -78,8 +78,10 @@ def build(
             by_target = {orders[one.id].target: one for one in todo}
             for number, made in enumerate(_all_made(list(orders.values()), jobs), 1):
                 one = by_target[made.order.target]
-                if made.error:
-                    outcome.failed.append((one.label, made.error))
+                changed = not kernels.is_current(kernels.entries[one.kernel])
+                error = "its sources changed meanwhile" if changed else made.error
+                if error:
+                    outcome.failed.append((one.label, error))
                 else:
                     shelf.put(one, made.order.target)
                     outcome.made.append(made)

@@ -134,6 +134,23 @@ def test_a_kernel_that_does_not_compile(project: Project) -> None:
     assert project.build("--check")[1].startswith("missing  rms_norm ")
 
 
+def test_a_kernel_that_changes_while_it_is_compiled(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edited(project, "rms_norm")
+
+    def make(order: maker.Order) -> maker.Made:
+        order.target.write_bytes(b"of the text before")
+        edited(project, "rms_norm", "# again\n")
+        return maker.Made(order, 0.0)
+
+    monkeypatch.setattr("kpipe.runtime.aot.builder.make", make)
+    code, _, err = project.build()
+    assert code == 1
+    assert "error: rms_norm release=false pdl=true does not compile: its sources changed" in err
+    assert [entry["kernel"] for entry in manifest(project.out)["objects"]] == ["mla_gate", "o_proj"]
+
+
 def test_another_build_in_the_folder_is_left_alone(project: Project) -> None:
     text = (project.out / "manifest.json").read_text()
     (project.out / "manifest.json").write_text(text.replace('"small"', '"large"'))
