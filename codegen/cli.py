@@ -293,6 +293,40 @@ def bench(arguments: tuple[str, ...]) -> int:
     return _run_runtime("bench", arguments)
 
 
+@main.command()
+@click.argument("target", metavar="SPEC|FOLDER", type=click.Path())
+@click.option("--arch", required=True, metavar="A", help="Architecture, e.g. sm_90a.")
+@click.option("--out", metavar="DIR", type=click.Path(), help="[default: FOLDER/build/A]")
+@click.option("--only", metavar="KERNEL,...", help="Objects of these kernels alone.")
+@click.option("--check", is_flag=True, help="List what is missing or stale, exit 3; write nothing.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes [default: cores].")
+@click.option("--ranks", metavar="N,...", help="Ranks of a group [default: all].")
+@click.option("--resident", type=click.IntRange(1), metavar="N", help="CTAs a rank can count on.")
+@common_options
+def build(
+    target: str,
+    arch: str,
+    out: str | None,
+    only: str | None,
+    check: bool,
+    jobs: int | None,
+    ranks: str | None,
+    resident: int | None,
+    color: str,
+) -> int:
+    """Compile every kernel that a generated folder can launch.
+
+    No GPU is needed. The objects stand below the folder beside a manifest; `prepare()` of the
+    layer loads them and compiles nothing. What is there and made of the same sources is kept.
+    """
+    from kpipe.codegen.commands.build import run
+
+    given = {"arch": arch, "out": out, "only": only, "jobs": jobs, "ranks": ranks}
+    given["resident"] = resident
+    words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return run(target, _runtime_command("build"), [*words, *(["--check"] if check else [])], color)
+
+
 @main.command("verify-capture")
 @click.argument("spec", type=click.Path())
 @click.option("--plan", metavar="FILE", type=click.Path(), help="Write what is to be captured.")
@@ -341,9 +375,12 @@ def _run_runtime(module: str, arguments: tuple[str, ...]) -> int:
     """A module of the runtime in its own process: the generator never loads it, nor torch."""
     import subprocess
 
+    return subprocess.run([*_runtime_command(module), *arguments], check=False).returncode
+
+
+def _runtime_command(module: str) -> list[str]:
     quiet = "ignore:Failed to initialize NumPy"  # torch says so on import; nothing uses NumPy
-    command = [sys.executable, "-W", quiet, "-m", f"kpipe.runtime.{module}", *arguments]
-    return subprocess.run(command, check=False).returncode
+    return [sys.executable, "-W", quiet, "-m", f"kpipe.runtime.{module}"]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ EXIT_CODES = (
     ("0", "fine: nothing to report"),
     ("1", "findings: the spec is wrong, or a file was edited by hand"),
     ("2", "usage, settings or input that cannot be read"),
-    ("3", "drift: generated files differ (generate --check, --diff)"),
+    ("3", "drift: generated files or built objects differ (--check, --diff)"),
     ("4", "the environment lacks something"),
     ("70", "internal error"),
 )

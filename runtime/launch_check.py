@@ -25,11 +25,11 @@ from torch import Tensor
 from kpipe.runtime.evidence import launch_key, launch_record
 from kpipe.runtime.generated_folder import load_layer
 from kpipe.runtime.host.compile import compile_kernel, flags_of
-from kpipe.runtime.host.launch import CudaOp, arch_of, operands_of
+from kpipe.runtime.host.kernel_file import operands_of
+from kpipe.runtime.host.launch import CudaOp, arch_of, unbound_op
 from kpipe.runtime.launch_cases.registry import CASES
 from kpipe.runtime.layer import Layer
-from kpipe.runtime.op import Call, Op
-from kpipe.runtime.sharding import Shard
+from kpipe.runtime.op import Call
 
 Operands = Mapping[str, Tensor | None]
 
@@ -82,7 +82,7 @@ class LaunchCheck:
             if name not in CASES:
                 self.without_case.add(name)
                 continue
-            ready = self._op(ops[call.op])
+            ready = unbound_op(self.layer_class, ops[call.op], self.arch)
             kernel = ready.kernel(call.rows, call.flags)
             case = CASES[name](ready.module)
             wanted = q if q in case.queries else 1
@@ -100,13 +100,6 @@ class LaunchCheck:
                     if call.rows in sizes:
                         found[call, q] = None
         return list(found)
-
-    def _op(self, op: Op) -> CudaOp:
-        bound = dict(op.constants)
-        if op.needs_shard:
-            ranks = self.layer_class.RANKS if self.layer_class.CONTEXT_PARALLEL else 1
-            bound["shard"] = Shard(0, ranks, self.layer_class.INTERLEAVE)
-        return CudaOp(op, self.layer_class.PACKAGE, bound, self.arch, lambda: 1, lambda op: None)
 
     def _eager(self, name: str, case, ready: CudaOp, kernel, rows: int, q: int) -> None:
         flags = case.flags = dict(flags_of(kernel))

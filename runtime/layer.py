@@ -6,15 +6,18 @@ straight-line method per distinct launch list.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from kpipe.runtime.aot.opened import AUTO, gathered, open_build
 from kpipe.runtime.comm.choice import comm_for
 from kpipe.runtime.formats import PagedCache
 from kpipe.runtime.library.catalogue import LibraryOp, UnusedOp, refusals
@@ -65,13 +68,15 @@ class Layer:
         layer: int = 0,
         comm: Any = None,
         scratch: Scratch | None = None,
+        build: str | Path | None = AUTO,
     ) -> None:
         """Bind weights and caches, size every buffer, make every op callable.
 
         `layer` counts the layers of this kind and decides the mailboxes' parity; `comm` is this
         rank's end of its group, whose ranks must all prepare the same; layers of one kind share one
-        `scratch`.  With the backend `cuda`
-        every kernel that a declared step can launch is compiled here.  Raises LayerError that
+        `scratch`.  With the backend `cuda` every kernel that a declared step can launch is made
+        ready here: loaded from `build`, the path of a build or "auto" for the one in the generated
+        folder; compiled where that folder has none, or `build` is None.  Raises LayerError that
         names everything that does not fit.
         """
         self.arch = arch or next(iter(self.TABLE))[0]
@@ -80,6 +85,8 @@ class Layer:
             raise LayerError(f"{self.NAME}: no plan for {self.arch}; generated for {known}")
         if backend not in ("reference", "cuda"):
             raise LayerError(f"{self.NAME}: backend {backend!r} is not one of reference, cuda")
+        if backend == "reference" and build not in (AUTO, None):
+            raise LayerError(f"{self.NAME}: the reference backend runs no build: {build}")
         self.backend = backend
         if backend == "cuda":
             self.refuse_missing_kernels()
@@ -96,15 +103,14 @@ class Layer:
         self._check_storage()
         self._stop_after = ""
         if backend == "cuda":
-            self._prepare_cuda(device, scratch)
+            self._prepare_cuda(device, scratch, build)
         else:
             for stream in ("main", *self.STREAMS):
                 setattr(self, stream, HostStream(stream))
             for op in self.OPS:
                 setattr(self, op.name, ReferenceOp(op, self._bound(op), self._enter))
-        self.comm.barrier(
-            f"{self.NAME}, layer {layer}: prepared"
-        )  # nobody polls who still compiles
+        # Nobody polls for one that still compiles.
+        self.comm.barrier(f"{self.NAME}, layer {layer}: prepared")
 
     def run(self, step: Step, *, stop_after: str = "") -> str:
         """Run one step and return the name of the method that ran.
@@ -171,9 +177,12 @@ class Layer:
         if found := refusals(used):
             raise LayerError(f"{self.NAME}: {'; '.join(found)}")
 
-    def _prepare_cuda(self, device: torch.device, scratch: Scratch) -> None:
+    def _prepare_cuda(
+        self, device: torch.device, scratch: Scratch, build: str | Path | None
+    ) -> None:
         _refuse_host(self.NAME, device)
-        from kpipe.runtime.host import launch  # needs the compiler
+        opened = open_build(self.NAME, Path(inspect.getfile(type(self))).parent, self.arch, build)
+        from kpipe.runtime.host import launch  # late: the reference backend does without it
 
         comm = self.comm if self.CONTEXT_PARALLEL else None
         for name, priority in self.STREAMS.items():
@@ -181,20 +190,25 @@ class Layer:
             setattr(self, name, launch.side_stream(device, name, priority, group))
         self.main = torch.cuda.current_stream(device)
         calls = self.calls()
+        problems: list[str] = []
         for op in self.OPS:
-            bound = self._bound(op)
-            if op.kernel:
-                ready = launch.CudaOp(
-                    op, self.PACKAGE, bound, self.arch, lambda: self._views.rows, self._enter, comm
-                )
-                for call in calls:
-                    if call.op == op.name:
-                        ready.compile(call)
-            elif any(call.op == op.name for call in calls):
+            bound, mine = self._bound(op), [call for call in calls if call.op == op.name]
+            ready: Any = UnusedOp(op)
+            if op.kernel and (mine or opened is None):
+                with gathered(problems):
+                    source = opened.kernel(op.kernel) if opened else None
+                    ready = launch.CudaOp(
+                        *(op, self.PACKAGE, bound, self.arch, lambda: self._views.rows),
+                        *(self._enter, comm, source),
+                    )
+                    for call in mine:
+                        with gathered(problems):
+                            ready.compile(call)
+            elif mine:
                 ready = LibraryOp(op, bound, site_of(self, scratch), calls, self._enter)
-            else:
-                ready = UnusedOp(op)
             setattr(self, op.name, ready)
+        if opened and problems:
+            raise opened.error(problems)
         self.main.synchronize()  # steps may run on another stream than what was made ready here
 
     def _checked_weights(self, weights: Weights) -> dict[str, Tensor]:

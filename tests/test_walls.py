@@ -33,7 +33,7 @@ def imports_of(text: str, module: str) -> set[str]:
                 base = ".".join([*package, *filter(None, [node.module])])
             found |= {f"{base}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Call) and dynamic(node):
-            if module == "kpipe.runtime.host.launch":
+            if module == "kpipe.runtime.host.kernel_file":
                 continue  # a layer's own kernels, from the generated package that it belongs to
             assert isinstance(node.args[0], ast.Constant), f"{module} imports a computed name"
             found.add(str(node.args[0].value))

@@ -162,17 +162,19 @@ def aligned(rows: Iterable[tuple[str, ...]], indent: str = "") -> list[str]:
 
 
 class Progress:
-    """A bar on a terminal's stderr, for runs that take longer than two seconds."""
+    """A bar on a terminal's stderr, for runs that take longer than `delay` seconds, two by
+    default."""
 
-    def __init__(self, total: int = 0) -> None:
+    def __init__(self, total: int = 0, delay: float | None = None) -> None:
         self.total = total
+        self.delay = PROGRESS_AFTER if delay is None else delay
         self.started = time.monotonic()
         self.bar: Any = None
 
     def step(self, number: int, name: str, total: int = 0) -> None:
         """Say which item is being worked on, of how many."""
         if self.bar is None:
-            if not sys.stderr.isatty() or time.monotonic() - self.started <= PROGRESS_AFTER:
+            if not sys.stderr.isatty() or time.monotonic() - self.started <= self.delay:
                 return
             from rich.console import Console  # lazily: most runs are over before
             from rich.progress import Progress as Bar
@@ -183,6 +185,13 @@ class Progress:
         task = self.bar.task_ids[0]
         of = total or self.total
         self.bar.update(task, completed=number, total=of, description=f"{number}/{of}  {name}")
+
+    def say(self, line: str) -> None:
+        """A line on stderr, above the bar."""
+        if self.bar is None:
+            click.echo(line, err=True)
+        else:
+            self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Wipe the bar."""

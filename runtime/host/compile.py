@@ -143,6 +143,11 @@ def source_hash(kernel: Any) -> str:
     return digest.hexdigest()
 
 
+def options_for(arch: str) -> str:
+    """What the compiler is told for a target, here and ahead of time."""
+    return f"--enable-tvm-ffi --gpu-arch {arch}"
+
+
 def ptx_of(compiled: Callable[..., None]) -> str:
     """PTX text of a kernel compiled with `keep_ptx`; ValueError without it."""
     ptx = compiled.artifacts.PTX if compiled.artifacts is not None else None
@@ -156,7 +161,7 @@ def _compile(kernel: Any, key: KernelKey, keep_ptx: bool) -> Callable[..., None]
     from cutlass.cute.runtime import make_fake_stream
 
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    options = f"--enable-tvm-ffi --gpu-arch {key.arch}"
+    options = options_for(key.arch)
     with tempfile.TemporaryDirectory(prefix="kpipe-") as folder:
         if keep_ptx:
             options += f" --keep-ptx --dump-dir={folder}"

@@ -12,10 +12,9 @@ up leaves its record.  A kernel polls where it takes `fault`, and publishes wher
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,12 +22,18 @@ from torch import Tensor
 
 from kpipe.runtime.comm.device_mailbox import DeviceMailbox
 from kpipe.runtime.formats import PagedCache
-from kpipe.runtime.host.compile import compile_kernel
+from kpipe.runtime.host.kernel_file import (
+    HALVES,
+    KernelFile,
+    KernelSource,
+    Variant,
+    polls,
+    publishes,
+)
 from kpipe.runtime.metadata import LayerError
-from kpipe.runtime.op import CLUSTER_FLAGS, Call, Op
+from kpipe.runtime.op import Call, Op
+from kpipe.runtime.sharding import Shard
 
-HALVES = ("publish", "collect")
-"""Values of a kernel's flag `half`: what it sends, and what it waits for; "whole" is both."""
 MOST_CTAS = 16  # of a cluster, on a device without other ranks
 
 
@@ -42,10 +47,11 @@ class Launch:
 
 
 class CudaOp:
-    """The kernel of one op: compiled per structure, called with the step's tensors.
+    """The kernel of one op: made ready per structure, called with the step's tensors.
 
     `bound` are weights and constants; `rows` gives the rows of the step that is running; `comm` is
-    this rank's end of a group on the device, None for a rank alone.
+    this rank's end of a group on the device, None for a rank alone; `source` is a build of the
+    kernel, None for its file in the generated `package`, which is then compiled here.
     """
 
     def __init__(
@@ -57,17 +63,16 @@ class CudaOp:
         rows: Callable[[], int],
         enter: Callable[[Op], None],
         comm: Any = None,
+        source: KernelSource | None = None,
     ) -> None:
-        module_name, _, class_name = op.kernel.partition(":")
         self.op = op
-        self.module = importlib.import_module(f"{package}.kernels.{module_name}")
-        self.kernel_class = getattr(self.module, class_name)
+        self.source = source or KernelFile(package, op.kernel, arch)
         self._bound = dict(bound)
         self._arch = arch
         self._rows = rows
         self._enter = enter
         self._names = tuple(inspect.signature(op.reference).parameters)
-        self._fields = {field.name for field in fields(self.kernel_class)}
+        self._fields = self.source.fields
         self._comm = comm
         self._ready: dict[tuple, tuple[Launch, ...]] = {}
 
@@ -75,7 +80,7 @@ class CudaOp:
         """Make the kernel of that call ready; what the compiler raises passes through.
 
         Raises LayerError for a kernel that publishes and polls with more CTAs than this rank can
-        count on to run at the same time.
+        count on to run at the same time, and for one that a build does not have as it is needed.
         """
         self._compiled(call.rows, call.flags)
 
@@ -98,8 +103,26 @@ class CudaOp:
             order = launch.order
             launch.kernel(*(given[n] if n in given else bound[n] if n else None for n in order))
 
+    @property
+    def module(self) -> Any:
+        """The generated file of the kernel; AttributeError of a build, which does not import it."""
+        return self.source.module
+
     def kernel(self, rows: int, flags: Iterable[tuple[str, Any]] = ()) -> Any:
-        """The kernel object (its fields are its flags) that such a call launches."""
+        """The kernel object that such a call launches, its fields are its flags; not of a build."""
+        return self.source.variant(self._values(rows, flags)).kernel
+
+    def variants(self, call: Call) -> tuple[Variant, ...]:
+        """Every kernel that such a call launches, however its group is driven.
+
+        One, and the two halves of one that publishes and then polls.
+        """
+        values = self._values(call.rows, call.flags)
+        whole = self.source.variant(values)
+        return (whole, *self._halves(values)) if self._exchanges(whole) else (whole,)
+
+    def _values(self, rows: int, flags: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        """What this op, its place and the call say of the kernel's flags."""
         values: dict[str, Any] = {
             name: value for name, value in self._bound.items() if name in self._fields
         }
@@ -113,33 +136,36 @@ class CudaOp:
         widest = self._comm.widest_cluster if self._comm is not None else MOST_CTAS
         values.update(self.op.tactic_within(self._arch, rows, widest))
         values.update({name: value for name, value in flags if name in self._fields})
-        return self.kernel_class(**values)
+        return values
 
     def _compiled(self, rows: int, flags: Iterable[tuple[str, Any]]) -> tuple[Launch, ...]:
         flags = tuple(pair for pair in flags if pair[0] in self._fields)
         key = (rows, flags)
         if key not in self._ready:
-            whole = self.kernel(rows, flags)
-            names = _names(operands_of(self.module, whole))
-            exchanges = "half" in self._fields and _polls(names) and _publishes(names)
+            values = self._values(rows, flags)
+            whole = self.source.variant(values)
+            exchanges = self._exchanges(whole)
             if exchanges and self._comm is not None and self._comm.in_halves:
-                kernels = [replace(whole, half=half) for half in HALVES]
+                variants = self._halves(values)
             else:
                 self._refuse_crowd(whole, rows, exchanges)
-                kernels = [whole]
-            self._ready[key] = tuple(self._launch(kernel) for kernel in kernels)
+                variants = (whole,)
+            self._ready[key] = tuple(_launch(variant) for variant in variants)
         return self._ready[key]
 
-    def _launch(self, kernel: Any) -> Launch:
-        specs = operands_of(self.module, kernel)
-        names = _names(specs)
-        return Launch(compile_kernel(kernel, specs, self._arch), names, _polls(names))
+    def _exchanges(self, whole: Variant) -> bool:
+        """Whether one launch publishes and then polls."""
+        names = whole.operands
+        return "half" in self._fields and polls(names) and publishes(names)
 
-    def _refuse_crowd(self, kernel: Any, rows: int, exchanges: bool) -> None:
+    def _halves(self, values: Mapping[str, Any]) -> tuple[Variant, ...]:
+        return tuple(self.source.variant({**values, "half": half}) for half in HALVES)
+
+    def _refuse_crowd(self, variant: Variant, rows: int, exchanges: bool) -> None:
         """CTAs that wait for words which CTAs behind them would send wait for ever."""
         if self._comm is None:
             return
-        widest, ctas = self._comm.widest_cluster, _cluster_ctas(self.module, kernel)
+        widest, ctas = self._comm.widest_cluster, variant.cluster_ctas
         if ctas > widest:
             raise LayerError(
                 f"{self.op.name} at {rows} rows: a cluster of {ctas} CTAs, and beside what the "
@@ -148,7 +174,7 @@ class CudaOp:
             )
         if not exchanges:
             return
-        needed = kernel.resident_ctas(rows)
+        needed = variant.resident_ctas(rows)
         if needed > self._comm.resident:
             raise LayerError(
                 f"{self.op.name} publishes and polls: {needed} CTAs have to run at the same time, "
@@ -157,28 +183,20 @@ class CudaOp:
             )
 
 
-def _cluster_ctas(module: Any, kernel: Any) -> int:
-    """CTAs of a cluster of that launch: its tile's, or CLUSTER of the module, or one alone."""
-    flags = [getattr(kernel, name) for name in CLUSTER_FLAGS if hasattr(kernel, name)]
-    return max(flags, default=getattr(module, "CLUSTER", 1))
+def unbound_op(layer_class: Any, op: Op, arch: str, comm: Any = None) -> CudaOp:
+    """The kernel of an op of a generated class, without weights: to be compiled or looked at.
+
+    `comm` is the place in a group, as far as it decides flags; rank 0 without one.
+    """
+    bound = dict(op.constants)
+    if op.needs_shard:
+        ranks = layer_class.RANKS if layer_class.CONTEXT_PARALLEL else 1
+        bound["shard"] = Shard(comm.rank if comm else 0, ranks, layer_class.INTERLEAVE)
+    return CudaOp(op, layer_class.PACKAGE, bound, arch, lambda: 1, lambda op: None, comm)
 
 
-def _names(specs: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(spec.name if spec else "" for spec in specs)
-
-
-def _polls(names: Iterable[str]) -> bool:
-    return "fault" in names
-
-
-def _publishes(names: Iterable[str]) -> bool:
-    return any(name.endswith("_peers") for name in names)
-
-
-def operands_of(module: Any, kernel: Any) -> tuple[Any, ...]:
-    """The operands of a kernel object; its module's `operands()` takes flags they depend on."""
-    wanted = inspect.signature(module.operands).parameters
-    return module.operands(**{name: getattr(kernel, name) for name in wanted})
+def _launch(variant: Variant) -> Launch:
+    return Launch(variant.load(), variant.operands, polls(variant.operands))
 
 
 def _tensor(value: Tensor | PagedCache) -> Tensor:

@@ -65,10 +65,13 @@ class LibraryOp:
 
 
 class UnusedOp:
-    """A library op that no step of the prepared architecture launches; its library is not asked."""
+    """An op that no step of the prepared architecture launches: its library is not asked, a build
+    need not have its kernel."""
 
     def __init__(self, op: Op) -> None:
         self.op = op
 
     def __call__(self, *operands: Any, **named: Any) -> None:
-        raise LayerError(f"{self.op.name} belongs to another architecture; prepare() for it")
+        raise LayerError(
+            f"{self.op.name} is launched by no step of the architecture that was prepared for"
+        )

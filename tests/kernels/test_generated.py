@@ -14,7 +14,7 @@ from kpipe.codegen.evidence import kernel_digest, same_blocks
 from kpipe.codegen.ops.contract import Release
 from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.runtime.host.compile import compile_kernel, ptx_of
-from kpipe.runtime.host.launch import operands_of
+from kpipe.runtime.host.kernel_file import operands_of
 
 GENERATED = Path(__file__).resolve().parents[2] / "generated"
 FILES = sorted(path for path in GENERATED.glob("*/kernels/*.py") if path.stem != "__init__")

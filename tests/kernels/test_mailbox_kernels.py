@@ -20,7 +20,7 @@ from kpipe.codegen.render.api import environment
 from kpipe.runtime.comm.sanitise import clear_negative_zero, every_pattern
 from kpipe.runtime.device import mailbox
 from kpipe.runtime.host.compile import compile_kernel, ptx_of
-from kpipe.runtime.host.launch import operands_of
+from kpipe.runtime.host.kernel_file import operands_of
 
 SYSTEM = ".relaxed.sys.global"
 RANKS = 8

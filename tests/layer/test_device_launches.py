@@ -21,7 +21,7 @@ from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.mailbox import MailboxError
 from kpipe.runtime.comm.peer_memory import PeerMemory
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
-from kpipe.runtime.host import launch
+from kpipe.runtime.host import kernel_file, launch
 from kpipe.runtime.host.compile import Symbol, flags_of
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import LayerError
@@ -70,7 +70,7 @@ class Device:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launched: list[Launched] = []
         self.rank_of: dict[int, int] = {}  # address of a record of time-outs or a table -> rank
-        monkeypatch.setattr(launch, "compile_kernel", self.compiled)
+        monkeypatch.setattr(kernel_file, "compile_kernel", self.compiled)
         monkeypatch.setattr(launch, "side_stream", lambda device, name, *rest: HostStream(name))
         monkeypatch.setattr(layer_module.torch.cuda, "current_stream", lambda *_: IdleStream("m"))
         monkeypatch.setattr(layer_module.torch.cuda, "stream", lambda stream: nullcontext())
