@@ -282,8 +282,9 @@ def verify(arguments: tuple[str, ...]) -> int:
 @main.command(add_help_option=False, context_settings=_PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="FOLDER [OPTIONS]...")
 def bench(arguments: tuple[str, ...]) -> int:
-    """Time a generated folder on this machine's GPU."""
-    return _run_runtime("bench", arguments)
+    """Time a generated folder on this machine's GPU, or compare two runs."""
+    compares = any(word.partition("=")[0] == "--against" for word in arguments)  # without torch
+    return _run_runtime("bench_against" if compares else "bench", arguments)
 
 
 @main.command("verify-capture")
