@@ -22,10 +22,12 @@ CHUNK = 1 << 22  # values made at a time
 
 @dataclass
 class TimedLayer:
-    """A prepared layer and the step that it runs."""
+    """A prepared layer, the step that it runs, and what it is bound to."""
 
     layer: Layer
     step: Step
+    weights: Weights
+    caches: Caches
 
     def run(self) -> str:
         """Launch the whole layer; returns the method."""
@@ -42,6 +44,7 @@ def build(
     count: int,
     seed: int = 0,
     device: str = "cuda",
+    backend: str = "cuda",
 ) -> list[TimedLayer]:
     """`count` layers of that class with weights and caches of their own and one shared scratch.
 
@@ -50,7 +53,7 @@ def build(
     generator = torch.Generator(device).manual_seed(seed)
     scratch = Scratch(device)
     return [
-        _one(layer_class, arch, rows, q, context, number, generator, scratch)
+        _one(layer_class, arch, rows, q, context, number, generator, scratch, backend)
         for number in range(count)
     ]
 
@@ -64,6 +67,7 @@ def _one(
     number: int,
     generator: torch.Generator,
     scratch: Scratch,
+    backend: str,
 ) -> TimedLayer:
     device, requests = generator.device, rows // q
     memory = layer_class.MEMORY
@@ -97,16 +101,9 @@ def _one(
         index_table=tables["index_kv"],
         q=q,
     )
-    layer = layer_class()
-    layer.prepare(
-        Weights(**weights),
-        Caches(**caches),
-        backend="cuda",
-        arch=arch,
-        layer=number,
-        scratch=scratch,
-    )
-    return TimedLayer(layer, step)
+    layer, bound = layer_class(), (Weights(**weights), Caches(**caches))
+    layer.prepare(*bound, backend=backend, arch=arch, layer=number, scratch=scratch)
+    return TimedLayer(layer, step, *bound)
 
 
 def _weight(name: str, shape: tuple, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
