@@ -5,11 +5,10 @@ stdout is data, stderr is talk.  A user's mistake never shows a traceback.
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from kpipe.codegen.cli_root import Root, common_options
+from kpipe.codegen.cli_tune import tune
 from kpipe.codegen.version import __version__
 
 _SPECS = click.argument("specs", nargs=-1, metavar="[SPEC]...", type=click.Path())
@@ -332,12 +331,12 @@ def probe(
 
 
 def _run_runtime(module: str, arguments: tuple[str, ...]) -> int:
-    """A module of the runtime in its own process: the generator never loads it, nor torch."""
-    import subprocess
+    from kpipe.codegen.commands.common import run_runtime
 
-    quiet = "ignore:Failed to initialize NumPy"  # torch says so on import; nothing uses NumPy
-    command = [sys.executable, "-W", quiet, "-m", f"kpipe.runtime.{module}", *arguments]
-    return subprocess.run(command, check=False).returncode
+    return run_runtime(module, arguments)
+
+
+main.add_command(tune)
 
 
 if __name__ == "__main__":

@@ -96,14 +96,10 @@ class DeviceBench:
         if not step.op:
             return self._cut(step, candidate.module, candidate.method, {})
         tile = {(self.plan.arch, step.rows): dict(candidate.tactic)}
-        ops = tuple(
-            replace(op, tactics=tile) if op.name == step.op else op for op in self.base.OPS
-        )
+        ops = tuple(replace(op, tactics=tile) if op.name == step.op else op for op in self.base.OPS)
         return self._cut(step, candidate.module, candidate.method, {"OPS": ops})
 
-    def _cut(
-        self, step: Step, module: str, method: str, changed: Mapping[str, Any]
-    ) -> type[Layer]:
+    def _cut(self, step: Step, module: str, method: str, changed: Mapping[str, Any]) -> type[Layer]:
         """The class of a module with a table of this step alone, and other attributes changed."""
         name = self.base.__name__
         found = getattr(importlib.import_module(f"{self.base.PACKAGE}.{module}"), name)
@@ -195,9 +191,7 @@ class DeviceBench:
         self.machine.synchronize()
         return [one.step.out.float() for one in layers]
 
-    def _captured(
-        self, step: Step, layers: Sequence[TimedLayer], difference: float
-    ) -> Captured:
+    def _captured(self, step: Step, layers: Sequence[TimedLayer], difference: float) -> Captured:
         runs = [one.run for one in layers]
         if step.op:
             for one in layers:

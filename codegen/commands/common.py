@@ -137,6 +137,15 @@ def _in_workspace(diagnostic: Diagnostic) -> Diagnostic:
     return replace(diagnostic, span=replace(span, path=relative))
 
 
+def run_runtime(module: str, arguments: Iterable[str]) -> int:
+    """A module of the runtime in its own process: the generator never loads it, nor torch."""
+    import subprocess
+
+    quiet = "ignore:Failed to initialize NumPy"  # torch says so on import; nothing uses NumPy
+    command = [sys.executable, "-W", quiet, "-m", f"kpipe.runtime.{module}", *arguments]
+    return subprocess.run(command, check=False).returncode
+
+
 def wrapped(text: str, indent: str = "  ") -> list[str]:
     """A paragraph as lines of at most WIDTH characters; further lines are indented deeper."""
     import textwrap

@@ -37,7 +37,9 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     found = [f"section `{name}`" for name in _differing(before.get("spec"), now["spec"])]
     if before.get("geometry") != now["geometry"]:
         found.append("the geometry")
-    found += [f"template `{name}`" for name in _differing(before.get("templates"), now["templates"])]
+    found += [
+        f"template `{name}`" for name in _differing(before.get("templates"), now["templates"])
+    ]
     if before.get("device") != now["device"]:
         found.append("the building blocks in runtime/device")
     return found

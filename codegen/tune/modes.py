@@ -53,9 +53,7 @@ class Prover:
         step = replace(proved.step, rows=rows)
         return Proved(step, layer_time(pipeline, step))
 
-    def _proved(
-        self, mode: CandidateMode, q: int, rows: int
-    ) -> tuple[PipelinePlan | None, Proved]:
+    def _proved(self, mode: CandidateMode, q: int, rows: int) -> tuple[PipelinePlan | None, Proved]:
         try:
             report = Report(self.resolved.source)
             pipeline = plan_mode(self.resolved, mode.mode, [(self.arch, q, rows)], report)
@@ -76,14 +74,16 @@ def declared_modes(resolved: Resolved) -> list[CandidateMode]:
 
 
 def found_modes(
-    resolved: Resolved, steps: Sequence[StepPlan], taken: Sequence[str], tick: Tick
+    resolved: Resolved, steps: Sequence[StepPlan], known: Sequence[CandidateMode], tick: Tick
 ) -> list[CandidateMode]:
     """The fastest predicted schedules that moving one stage gives, for steps of one mode.
 
-    Each is proved for all these steps.  Names are free beside `taken` and the spec's.
+    Each is proved for all these steps.  One that is among `known` is that mode; others have names
+    that are free.
     """
     name, found = steps[0].mode, []
-    names = {*resolved.modes, *taken}
+    by_lists = {frozenset(mode.streams): mode for mode in known}
+    names = {mode.name for mode in known}
     for stage in resolved.spec.stages:
         tick(f"{name}: {stage}")
         words = words_of(resolved, stage, steps)
@@ -92,6 +92,10 @@ def found_modes(
         surveyed = survey(resolved, steps, words, lambda number, total: None)
         legal = [one for one in surveyed.legal if not one.current][:PER_STAGE]
         for one in legal:
+            lists = frozenset(one.place.layout.streams)
+            if lists in by_lists:
+                found.append(by_lists[lists])
+                continue
             free = _free(f"{name}_{stage}", names)
             names.add(free)
             report = Report(resolved.source)
@@ -99,7 +103,8 @@ def found_modes(
                 laid_out(resolved, resolved.modes[name], one.place.layout, report), name=free
             )
             origin = f"{name}, {', '.join(one.place.moved)} {one.place.text}"
-            found.append(CandidateMode(mode, one.place.layout.streams, False, origin))
+            by_lists[lists] = CandidateMode(mode, one.place.layout.streams, False, origin)
+            found.append(by_lists[lists])
     return found
 
 

@@ -116,9 +116,10 @@ def _mode_steps(
             rows: stands_for(rows, measured, declared, lambda c, q=q: steps[q, c].mode)
             for rows in measured
         }
-        own = _survey_all(resolved, steps, q, ranges, [m.name for m in modes], options, tick)
-        modes += own
-        known = [mode for mode in modes if mode.declared or mode in own]
+        own = _survey_all(resolved, steps, q, ranges, modes, options, tick)
+        names = {mode.name for mode in own}
+        modes += [mode for mode in own if mode not in modes]
+        known = [mode for mode in modes if mode.declared or mode.name in names]
         for rows, counts in ranges.items():
             tick(f"q{q} rows {rows}")
             present = steps[q, rows].mode
@@ -132,7 +133,7 @@ def _survey_all(
     steps: Steps,
     q: int,
     ranges: Mapping[int, tuple[int, ...]],
-    taken: Sequence[str],
+    known: Sequence[CandidateMode],
     options: Options,
     tick: Tick,
 ) -> list[CandidateMode]:
@@ -145,8 +146,8 @@ def _survey_all(
             by_mode.setdefault(steps[q, count].mode, []).append(steps[q, count])
     found: list[CandidateMode] = []
     for group in by_mode.values():
-        found += found_modes(resolved, group, [*taken, *(m.name for m in found)], tick)
-    return found
+        found += found_modes(resolved, group, [*known, *found], tick)
+    return list(dict.fromkeys(found))
 
 
 def _used(modes: Sequence[CandidateMode], steps: Sequence[TuneStep]) -> tuple[CandidateMode, ...]:
