@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from torch import Tensor
 from kpipe.runtime.bench import LAYERS, REPLAYS, captured, replay_us
 from kpipe.runtime.bench_inputs import TimedLayer, build
 from kpipe.runtime.evidence import versions
-from kpipe.runtime.generated_folder import load_layer
+from kpipe.runtime.generated_folder import layer_in, load_layer
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.memory import Scratch
 from kpipe.runtime.metadata import LayerError
@@ -101,10 +100,9 @@ class DeviceBench:
 
     def _cut(self, step: Step, module: str, method: str, changed: Mapping[str, Any]) -> type[Layer]:
         """The class of a module with a table of this step alone, and other attributes changed."""
-        name = self.base.__name__
-        found = getattr(importlib.import_module(f"{self.base.PACKAGE}.{module}"), name)
+        found = layer_in(self.base, module)
         table = {(self.plan.arch, step.q): {step.rows: method}}
-        return type(name, (found,), {"TABLE": table, **changed})
+        return type(found.__name__, (found,), {"TABLE": table, **changed})
 
     def open(self, step: Step, names: Sequence[str]) -> Mapping[str, Captured | str]:
         """Every candidate ready to be timed, or why it is not; the first name is the present."""

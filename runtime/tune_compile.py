@@ -7,9 +7,9 @@ compiled when it is prepared, and its error has a candidate's name.
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -99,12 +99,13 @@ def compile_to_file(
 ) -> None:
     """Compile one kernel of a generated folder into an object file; runs in its own process."""
     from kpipe.runtime.host.compile import compile_kernel
-    from kpipe.runtime.host.launch import operands_of
+    from kpipe.runtime.host.launch import CudaOp, operands_of
 
-    package = load_layer(folder).PACKAGE
-    source = importlib.import_module(f"{package}.kernels.{module}")
-    kernel = getattr(source, name)(**dict(flags))
-    compiled = compile_kernel(kernel, operands_of(source, kernel), arch)
+    layer = load_layer(folder)
+    op = next(op for op in layer.OPS if op.kernel == f"{module}:{name}")
+    known = CudaOp(op, layer.PACKAGE, {}, arch, lambda: 0, _nothing)
+    kernel = known.kernel_class(**dict(flags))
+    compiled = compile_kernel(kernel, operands_of(known.module, kernel), arch)
     compiled.export_to_c(object_file_path=path, function_name=SYMBOL)  # type: ignore[attr-defined]
 
 
@@ -119,7 +120,7 @@ def _load(kernel: Any, arch: str, path: Path) -> bool:
         function = getattr(cute.runtime.load_module(str(path), enable_tvm_ffi=True), SYMBOL)
     except Exception:  # whatever the loader says, compiling here still works
         return False
-    module = importlib.import_module(type(kernel).__module__)
+    module = sys.modules[type(kernel).__module__]
     keep_compiled(kernel, operands_of(module, kernel), arch, function)
     return True
 

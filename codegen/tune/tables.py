@@ -159,7 +159,7 @@ def _refuse_comments(text: str, node: Node) -> None:
         if number - 1 < len(lines) and "#" in lines[number - 1]:
             place = Span(span.path, number, 1, number, len(lines[number - 1]) + 1)
             raise CannotEdit(
-                "the table has to be keyed anew, and a comment inside it is lost", place
+                "the table has to be keyed anew, and a comment inside it would be lost", place
             )
 
 
