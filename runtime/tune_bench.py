@@ -118,8 +118,8 @@ class DeviceBench:
                 ready[name] = self._captured(step, layers, difference(found, outputs))
             except Exception as error:  # a candidate that cannot run is a result
                 ready[name] = f"{type(error).__name__}: {error}"
-            if isinstance(ready[name], str) and name == step.present:
-                break  # nothing to compare with
+                if name == step.present or not self.alive():
+                    break  # nothing to compare with, or nothing that could run
         return ready
 
     def alive(self) -> bool:
@@ -182,7 +182,24 @@ class DeviceBench:
         return found
 
     def _outputs(self, layers: Sequence[TimedLayer]) -> list[Tensor]:
-        """What the whole layers store, from outputs that held NaN."""
+        """What the whole layers store where every visible key is selected.
+
+        With longer contexts scores that are rounded otherwise select other keys, which is no
+        error.  Raises LayerError where such a step leaves anything that is not finite.
+        """
+        most = int(self.base.MEMORY.geometry["top_k"])
+        if not all(bool(out.isfinite().all()) for out in self._run(layers)):
+            raise LayerError("its output is not finite")
+        kept = [one.step.lengths.clone() for one in layers]
+        for one in layers:
+            one.step.lengths.clamp_(max=most)
+        found = self._run(layers)
+        for one, lengths in zip(layers, kept, strict=True):
+            one.step.lengths.copy_(lengths)
+        return found
+
+    def _run(self, layers: Sequence[TimedLayer]) -> list[Tensor]:
+        """One step of each layer, from outputs that held NaN."""
         for one in layers:
             one.step.out.fill_(torch.nan)
             one.run()

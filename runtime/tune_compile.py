@@ -22,8 +22,8 @@ from kpipe.runtime.layer import Layer
 from kpipe.runtime.recording import recorded
 from kpipe.runtime.sharding import Shard
 
-SYMBOL = "kpipe_kernel"
 MOST = 16  # processes
+_LOADED: list[Any] = []  # modules of object files, for as long as the process lives
 
 
 def kernels_of(layer_class: type[Layer], arch: str) -> list[Any]:
@@ -77,8 +77,9 @@ def _compile_all(
         waiting = {}
         for number, kernel in enumerate(kernels):
             module = type(kernel).__module__.rpartition(".kernels.")[2]
-            path = place / f"{number}.o"
-            job = (str(folder), module, type(kernel).__name__, flags_of(kernel), arch, str(path))
+            path = place / f"kpipe_{number}.o"  # the stem is the function's name in it
+            name = type(kernel).__name__
+            job = (str(folder), module, name, flags_of(kernel), arch, str(path), path.stem)
             waiting[pool.submit(compile_to_file, *job)] = (kernel, path)
         for number, done in enumerate(as_completed(waiting), 1):
             kernel, path = waiting[done]
@@ -96,6 +97,7 @@ def compile_to_file(
     flags: Sequence[tuple[str, Any]],
     arch: str,
     path: str,
+    symbol: str,
 ) -> None:
     """Compile one kernel of a generated folder into an object file; runs in its own process."""
     from kpipe.runtime.host.compile import compile_kernel
@@ -106,7 +108,7 @@ def compile_to_file(
     known = CudaOp(op, layer.PACKAGE, {}, arch, lambda: 0, _nothing)
     kernel = known.kernel_class(**dict(flags))
     compiled = compile_kernel(kernel, operands_of(known.module, kernel), arch)
-    compiled.export_to_c(object_file_path=path, function_name=SYMBOL)  # type: ignore[attr-defined]
+    compiled.export_to_c(object_file_path=path, function_name=symbol)  # type: ignore[attr-defined]
 
 
 def _load(kernel: Any, arch: str, path: Path) -> bool:
@@ -117,9 +119,11 @@ def _load(kernel: Any, arch: str, path: Path) -> bool:
     from kpipe.runtime.host.launch import operands_of
 
     try:
-        function = getattr(cute.runtime.load_module(str(path), enable_tvm_ffi=True), SYMBOL)
+        loaded = cute.runtime.load_module(str(path), enable_tvm_ffi=True)
+        function = getattr(loaded, path.stem)
     except Exception:  # whatever the loader says, compiling here still works
         return False
+    _LOADED.append(loaded)
     module = sys.modules[type(kernel).__module__]
     keep_compiled(kernel, operands_of(module, kernel), arch, function)
     return True

@@ -19,7 +19,7 @@ from kpipe.codegen.plan.resolve import Resolved
 from kpipe.codegen.proof.prove import prove
 from kpipe.codegen.repair.trial import planned
 from kpipe.codegen.spec.document import Mapping as MappingNode
-from kpipe.codegen.spec.document import Node, find
+from kpipe.codegen.spec.document import Node, find, read_document
 from kpipe.codegen.tune.fingerprint import changes, made_from
 from kpipe.codegen.tune.model import MODE, TILE
 from kpipe.codegen.tune.results import Results, Verdict, verdicts
@@ -220,9 +220,31 @@ class _Writer:
         if not fused and self.wanted.resolved.spec.overlap.table_unfused is not None:
             name = "table_unfused"
         where = ("overlap", name)
-        if self._replaced(where, where, old, new, queries=True, metric="whole layers"):
+        if old != new and self._node(where).span.path != self.path:
+            self._override(name, new)
+        elif self._replaced(where, where, old, new, queries=True, metric="whole layers"):
             for mode in self.wanted.new_modes():
                 self._new_mode(mode)
+
+    def _override(self, name: str, new: Cells) -> None:
+        """A table of the file that this one extends: this one says its own, and its own modes."""
+        modes = [line for mode in self.wanted.new_modes() for line in self._mode_lines(mode)]
+        lines = ["modes:", *(f"  {line}" for line in modes)] if modes else []
+        lines += [self._origin("whole layers"), f"{name}: {table_text(new, True)}"]
+        own = read_document(self.path, self.text.encode()).entry("overlap")
+        if own is None:
+            end = lines_of(self.text)
+            place = Span(self.path, len(end), len(end[-1]) + 1, len(end), len(end[-1]) + 1)
+            text = "".join(f"\n  {line}" for line in lines)
+            first = "" if not end[-1] else "\n"
+            self.edits.append(Edit(place, f"{first}overlap:{text}\n"))
+        elif isinstance(own.value, MappingNode) and not is_flow(self.text, own.value):
+            if modes and own.value.entry("modes"):
+                raise CannotEdit("modes and table of `overlap` stand in two files", own.key_span)
+            self.edits.append(add_entry(self.text, own.value, lines))
+        else:
+            raise CannotEdit("`overlap` has no room for a table in one line", own.key_span)
+        self.tables += [f"overlap.{name}", *(f"overlap.modes.{m}" for m in self.wanted.new_modes())]
 
     def tactics(self, stage: str, ops: Sequence[str]) -> None:
         """The tactics of ops of a stage; tables and the key are put in where there are none."""
@@ -276,13 +298,16 @@ class _Writer:
         self.tables.append(".".join(where))
         return True
 
-    def _new_mode(self, name: str) -> None:
+    def _mode_lines(self, name: str) -> list[str]:
         entry = self.results.plan["modes"][name]
+        streams = [(stream, tuple(words)) for stream, words in entry["streams"].items()]
+        return mode_lines(name, streams, tuple(entry["requires"].items()), "")
+
+    def _new_mode(self, name: str) -> None:
         node = self._node(_MODES)
         assert isinstance(node, MappingNode)
         self._own(node.span, "overlap.modes")
-        streams = [(stream, tuple(words)) for stream, words in entry["streams"].items()]
-        lines = mode_lines(name, streams, tuple(entry["requires"].items()), "")
+        lines = self._mode_lines(name)
         if node.span.line == node.span.end_line:
             listed = "\n".join(lines)
             help = f"write `overlap.modes` over several lines, or add the mode by hand:\n{listed}"
@@ -301,7 +326,8 @@ class _Writer:
             raise _refused(
                 f"`{what}` stands in `{span.path}`, which `{self.path}` extends",
                 span,
-                f"tune `{span.path}`, or copy the section into `{self.path}` and plan again",
+                f"tune `{span.path}`, or copy the section into `{self.path}` and plan again; "
+                "`kpipe tune plan --tiles 1` asks for modes alone",
             )
 
     def _origin(self, metric: str) -> str:

@@ -210,13 +210,38 @@ def test_changed_geometry_and_kernels_are_stale(spec: Path) -> None:
     assert code == 1 and said in " ".join(err.split())
 
 
-def test_table_of_another_file_is_not_touched(spec: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", ["", "overlap:\n  fallback: {fork: serial}  # as before\n"])
+def test_table_of_another_file_is_overridden_in_this_one(
+    own: str, spec: Path, tmp_path: Path
+) -> None:
+    child, base = tmp_path / "child.yaml", spec.read_text()
+    child.write_text(f"extends: base.yaml\nname: child\n{own}")
+    before = table(child)
+    wins = {"mode q1 rows 2": ("fork", FASTER), "mode q4 rows 8": ("fork_query", FASTER)}
+    record(Path("results.json"), document(child, tiles=1), wins)
+    words = ["tune", "apply", "child.yaml", "results.json"]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    assert spec.read_text() == base and child.read_text().startswith("extends: base.yaml\n")
+    assert own in child.read_text()
+    after = table(child)
+    changed = {key: after[key] for key in after if after[key] != before[key]}
+    assert changed == {
+        ("sm_90a", 1, 1): "fork",
+        ("sm_90a", 1, 2): "fork",
+        ("sm_90a", 4, 8): "fork_query",
+    }
+    text = child.read_text()
+    assert CliRunner().invoke(main, words).exit_code == 0 and child.read_text() == text
+
+
+def test_stage_of_another_file_is_not_touched(spec: Path, tmp_path: Path) -> None:
     child = tmp_path / "child.yaml"
     child.write_text("extends: base.yaml\nname: child\n")
-    record(Path("results.json"), document(child), {"mode q1 rows 2": ("fork", FASTER)})
+    wins = {"o_proj q1 rows 8": ("tile_n 32, tokens 8", FASTER)}
+    record(Path("results.json"), document(child), wins)
     result = CliRunner().invoke(main, ["tune", "apply", "child.yaml", "results.json"])
     assert result.exit_code == 1
-    assert "`overlap.table` stands in `base.yaml`, which `child.yaml` extends" in result.stderr
+    assert "`stages.o_proj` stands in `base.yaml`, which `child.yaml` extends" in result.stderr
     assert "tune `base.yaml`" in result.stderr
 
 

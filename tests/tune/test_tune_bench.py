@@ -24,7 +24,7 @@ LAYERS = 2
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     spec = project(tmp_path_factory.mktemp("project"))
-    tuning = planned(spec, rows=(2,), queries=(1,), modes=3, tiles=2)
+    tuning = planned(spec, rows=(2,), queries=(1,), modes=3, tiles=3)
     folder = tmp_path_factory.mktemp("plan")
     document = json.dumps(tuning.as_json())
     for name, text in {**tuning.files, "plan.json": document}.items():
@@ -64,7 +64,8 @@ def test_a_tile_step_launches_its_op_alone(plan: Plan, monkeypatch: pytest.Monke
     monkeypatch.setattr(Layer, "_enter", lambda self, op: entered.append(op.name))
     assert not isinstance(bench.open(step, [step.present])[step.present], str)
     whole = [call.op for call in recorded(bench.base(), step.method)]
-    assert entered == [*(whole * LAYERS), *(["o_proj"] * 4 * LAYERS)]  # compared, then captured
+    # Run with all keys and with as many as are selected, then captured.
+    assert entered == [*(whole * 2 * LAYERS), *(["o_proj"] * 4 * LAYERS)]
 
 
 def test_only_the_tile_of_its_op_changes(plan: Plan) -> None:
@@ -91,6 +92,36 @@ def test_a_candidate_that_cannot_be_made_is_a_text(plan: Plan) -> None:
     ready = bench.open(step, [one.name for one in step.candidates])
     assert ready[step.candidates[1].name] == "LayerError: no room"
     assert not isinstance(ready[step.present], str)
+
+
+def test_lengths_are_as_they_were_when_time_is_taken(plan: Plan) -> None:
+    step, bench = plan.steps[0], bench_of(plan)
+    bench.open(step, [step.present])
+    assert all(one.step.lengths.tolist() == [256, 256] for one in bench._inputs)
+
+
+def test_output_that_is_not_finite_is_a_failure(plan: Plan, monkeypatch) -> None:  # noqa: ANN001
+    step, bench = plan.steps[0], bench_of(plan)
+    monkeypatch.setattr(bench, "_run", lambda layers: [torch.tensor([1.0, torch.inf])])
+    ready = bench.open(step, [one.name for one in step.candidates])
+    assert ready == {step.present: "LayerError: its output is not finite"}
+
+
+def test_nothing_is_tried_behind_a_lost_device(plan: Plan) -> None:
+    step = next(step for step in plan.steps if len(step.candidates) > 2)
+    bench = bench_of(plan)
+    real, lost = bench.layer_class, []
+
+    def crashing(step, candidate):  # noqa: ANN001, ANN202
+        if candidate.name != step.present:
+            lost.append(candidate.name)
+            raise RuntimeError("illegal address")
+        return real(step, candidate)
+
+    bench.layer_class = crashing  # type: ignore[method-assign]
+    bench.alive = lambda: not lost  # type: ignore[method-assign]
+    ready = bench.open(step, [one.name for one in step.candidates])
+    assert list(ready) == [one.name for one in step.candidates[:2]]
 
 
 def test_difference_is_relative_and_sees_nan() -> None:
