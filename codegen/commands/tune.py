@@ -56,6 +56,8 @@ def run_plan(spec: str, out: str, options: Options, color: str) -> int:
     _write_plan(tuning, Path(out))
     for line in _plan_lines(tuning):
         click.echo(line)
+    for note in tuning.notes:
+        click.echo(f"{spec}: {note}", err=True)
     place = display(Path(out))
     where = "on the machine with the GPU: python3 -m kpipe.runtime.tune"
     click.echo(f"{where} {place} --out results.json", err=True)

@@ -104,7 +104,10 @@ class CandidateMode:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A plan: what `kpipe.runtime.tune` reads, and the files that it runs."""
+    """A plan: what `kpipe.runtime.tune` reads, and the files that it runs.
+
+    `notes` are for whoever plans; they are not part of the document.
+    """
 
     pipeline: str
     spec: str

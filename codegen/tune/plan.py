@@ -35,6 +35,8 @@ from kpipe.codegen.tune.modes import (
 )
 from kpipe.codegen.tune.tiles import tile_candidates
 
+ALONE = "its ranks exchange data: `kpipe.runtime.tune` times one rank alone and will refuse it"
+
 Steps = Mapping[tuple[int, int], StepPlan]  # by (q, rows), of one architecture
 
 
@@ -65,6 +67,7 @@ def plan_tuning(path: str, texts: dict[str, str], options: Options, tick: Tick) 
         used,
         _in_order(named, tiles, options),
         made_from(resolved, plan),
+        (ALONE,) if plan.context_parallel else (),
         files=_files(path, proved, used, lists),
     )
 
