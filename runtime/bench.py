@@ -190,7 +190,8 @@ def main(argv: list[str]) -> int:
         "--against",
         metavar="OLD",
         help="compare with a file of --out: by what is measured now, or in place of FOLDER by a "
-        "second file, for which no GPU is needed; exit 1 where something is slower",
+        "second file, for which no GPU is needed (--format json: for tools); exit 1 where "
+        "something is slower",
     )
     options = parser.parse_args(argv)
     try:
