@@ -5,11 +5,10 @@ stdout is data, stderr is talk.  A user's mistake never shows a traceback.
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from kpipe.codegen.cli_root import Root, common_options
+from kpipe.codegen.cli_tune import tune
 from kpipe.codegen.version import __version__
 
 _SPECS = click.argument("specs", nargs=-1, metavar="[SPEC]...", type=click.Path())
@@ -289,8 +288,9 @@ def verify(arguments: tuple[str, ...]) -> int:
 @main.command(add_help_option=False, context_settings=_PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="FOLDER [OPTIONS]...")
 def bench(arguments: tuple[str, ...]) -> int:
-    """Time a generated folder on this machine's GPU."""
-    return _run_runtime("bench", arguments)
+    """Time a generated folder on this machine's GPU, or compare two runs."""
+    compares = any(word.partition("=")[0] == "--against" for word in arguments)  # without torch
+    return _run_runtime("bench_against" if compares else "bench", arguments)
 
 
 @main.command()
@@ -320,11 +320,12 @@ def build(
     layer loads them and compiles nothing. What is there and made of the same sources is kept.
     """
     from kpipe.codegen.commands.build import run
+    from kpipe.codegen.commands.common import runtime_command
 
     given = {"arch": arch, "out": out, "only": only, "jobs": jobs, "ranks": ranks}
     given["resident"] = resident
     words = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    return run(target, _runtime_command("build"), [*words, *(["--check"] if check else [])], color)
+    return run(target, runtime_command("build"), [*words, *(["--check"] if check else [])], color)
 
 
 @main.command("verify-capture")
@@ -372,15 +373,12 @@ def probe(
 
 
 def _run_runtime(module: str, arguments: tuple[str, ...]) -> int:
-    """A module of the runtime in its own process: the generator never loads it, nor torch."""
-    import subprocess
+    from kpipe.codegen.commands.common import run_runtime
 
-    return subprocess.run([*_runtime_command(module), *arguments], check=False).returncode
+    return run_runtime(module, arguments)
 
 
-def _runtime_command(module: str) -> list[str]:
-    quiet = "ignore:Failed to initialize NumPy"  # torch says so on import; nothing uses NumPy
-    return [sys.executable, "-W", quiet, "-m", f"kpipe.runtime.{module}"]
+main.add_command(tune)
 
 
 if __name__ == "__main__":

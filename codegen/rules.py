@@ -355,9 +355,9 @@ _RULES = (
     Rule(
         "KP820",
         "observations cannot be used",
-        "`probe --apply` and `verify-capture --captured` judge files that come back from the "
-        "machine with the GPU. A file of another kind or version, or one that lacks rows, says "
-        "nothing.",
+        "`probe --apply`, `verify-capture --captured` and `tune apply` judge files that come back "
+        "from the machine with the GPU. A file of another kind or version, or one that lacks rows "
+        "or names what was never planned, says nothing.",
         "kpipe probe --apply plan.json",
         "Measure again with the same version of kpipe.",
     ),
@@ -369,6 +369,16 @@ _RULES = (
         "than the rules say: proofs mean nothing there.",
         "row 2 (A(trig); C(pdl wait)), captured: C saw old data behind its wait in 3 of 40",
         "Measure again. If it stays, report it with the file, the GPU and the driver.",
+    ),
+    Rule(
+        "KP822",
+        "tuning results do not fit the spec",
+        "Times hold for the schedules and kernels that were measured. Where the spec, its "
+        "geometry, a mode or a kernel has changed since the plan, or a table selects neither what "
+        "the run compared with nor what won, the winner says nothing. Only the named file is "
+        "edited, and no comment of it is lost.",
+        "kpipe tune apply pipelines/dsa_tp.yaml results.json, after an edit of `numerics`",
+        "Plan and measure again; where the text cannot be edited, write the winners by hand.",
     ),
 )
 

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import torch
 
+from kpipe.runtime import bench_against
+from kpipe.runtime.bench_against import asks_for_comparison
 from kpipe.runtime.bench_floor import BANDWIDTH, floor_us, launch_bytes
 from kpipe.runtime.bench_inputs import TimedLayer, build
 from kpipe.runtime.bench_ranks import LOCKSTEP, NOTE, RankBench
@@ -27,6 +29,7 @@ from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import LayerError
 
 REPLAYS = 50
+ROUNDS = 5  # medians of that many replays each; how far they lie apart is the spread of a run
 LAYERS = 4
 REPEAT = 4
 """How often a launch is chained with itself on each layer."""
@@ -34,7 +37,10 @@ REPEAT = 4
 
 @dataclass(frozen=True)
 class Timing:
-    """Median microseconds of a layer, or of one of its launches, and what bounds it from below."""
+    """Median microseconds of a layer, or of one of its launches, and what bounds it from below.
+
+    `medians` are those of the rounds, in their order; `us` is the one in the middle.
+    """
 
     pipeline: str
     what: str  # "layer", "lockstep" (all ranks of one GPU, divided by them), or the op
@@ -44,6 +50,7 @@ class Timing:
     context: int
     us: float
     floor_us: float
+    medians: tuple[float, ...] = ()
 
     @property
     def share(self) -> float:
@@ -63,31 +70,60 @@ def graph_us(
     graph, so that the device does not wait for the host behind it.  `mode` is that of the capture's
     errors: "relaxed" where the runs launch from several threads.
     """
-    ahead: Callable[[], object] = before or (lambda: None)
+    return replay_us(captured(runs, before, mode), len(runs), replays, before)
+
+
+def captured(
+    runs: Sequence[Callable[[], object]],
+    before: Callable[[], object] | None = None,
+    mode: str = "global",
+) -> torch.cuda.CUDAGraph:
+    """One graph of all runs, which have run once before and have been replayed once.
+
+    `before` and `mode` as in `graph_us`.
+    """
+    ahead: Callable[[], object] = before or _nothing
     ahead()
     for run in runs:
         run()
     torch.cuda.synchronize()
-    graph = _captured(runs, mode)
-    pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(replays)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        for run in runs:
+            run()
     ahead()
     graph.replay()
+    return graph
+
+
+def replay_us(
+    graph: torch.cuda.CUDAGraph,
+    runs: int,
+    replays: int = REPLAYS,
+    before: Callable[[], object] | None = None,
+) -> float:
+    """Median microseconds of one of the `runs` of a graph, over that many replays."""
+    ahead: Callable[[], object] = before or _nothing
+    pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(replays)]
     for start, end in pairs:
         ahead()
         start.record()
         graph.replay()
         end.record()
     torch.cuda.synchronize()
-    times = sorted(start.elapsed_time(end) * 1e3 for start, end in pairs)
-    return times[len(times) // 2] / len(runs)
+    return middle([start.elapsed_time(end) * 1e3 for start, end in pairs]) / runs
 
 
-def _captured(runs: Sequence[Callable[[], object]], mode: str) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode=mode):
-        for run in runs:
-            run()
-    return graph
+def middle(times: Sequence[float]) -> float:
+    """The median; of an even number the upper one of the two in the middle."""
+    return sorted(times)[len(times) // 2]
+
+
+def _medians(
+    runs: Sequence[Callable[[], object]], before: Callable[[], object] | None = None
+) -> tuple[float, ...]:
+    graph = captured(runs, before)
+    return tuple(replay_us(graph, len(runs), before=before) for _ in range(ROUNDS))
 
 
 def time_layers(
@@ -101,8 +137,9 @@ def time_layers(
     q, rows = one.step.q, one.step.rows
     names = [op.name for op in launches(type(one.layer), method)]
     needed = floor_us(type(one.layer), names, rows, q, context)
-    us = graph_us([layer.run for layer in timed], before=before)
-    return Timing(one.layer.NAME, "layer", method, rows, q, context, us, needed)
+    medians = _medians([layer.run for layer in timed], before)
+    where = (one.layer.NAME, "layer", method, rows, q, context)
+    return Timing(*where, middle(medians), needed, medians)
 
 
 def time_launches(
@@ -130,12 +167,13 @@ def time_launches(
                     saved.append((one.layer, other.name, getattr(one.layer, other.name)))
                     setattr(one.layer, other.name, _nothing)
         try:
-            us = graph_us([one.run for _ in range(repeat) for one in timed], before=before)
+            medians = _medians([one.run for _ in range(repeat) for one in timed], before)
         finally:
             for layer, name, ready in saved:
                 setattr(layer, name, ready)
         needed = launch_bytes(layer_class, op.name, rows, q, context) / BANDWIDTH * 1e6
-        found.append(Timing(layer_class.NAME, op.name, method, rows, q, context, us, needed))
+        where = (layer_class.NAME, op.name, method, rows, q, context)
+        found.append(Timing(*where, middle(medians), needed, medians))
     return found
 
 
@@ -168,23 +206,28 @@ def document(
 ) -> dict[str, object]:
     """What is written down: the machine, the versions, the kernels of `folder`, the times; of a
     class whose ranks exchange words, how many they are and what is not in the times."""
-    exchanging = layer_class is not None and layer_class.CONTEXT_PARALLEL
+    layer = layer_class or load_layer(folder)
+    exchanging = layer.CONTEXT_PARALLEL
     kernels = (path.stem for path in folder.glob("kernels/*.py") if path.stem != "__init__")
     return {
         "gpu": torch.cuda.get_device_name(),
         "arch": arch,
+        "geometry": {**layer.MEMORY.geometry, "ranks": layer.RANKS},
         "kernels": made_of(folder, kernels),
         "versions": versions(),
         "replays": REPLAYS,
+        "rounds": ROUNDS,
         "layers": LAYERS,
-        **({"ranks": layer_class.RANKS, "note": NOTE} if exchanging else {}),
+        **({"ranks": layer.RANKS, "note": NOTE} if exchanging else {}),
         "timings": [asdict(t) for t in timings],
     }
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns 0, 1 (a poll gave up), 2 (usage) or 4 (no device here, or an op
-    without a kernel)."""
+    without a kernel).  With `--against` it is `bench_against` that runs."""
+    if asks_for_comparison(argv):
+        return bench_against.main(argv)
     parser = argparse.ArgumentParser(prog="kpipe bench", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", help="a generated folder, e.g. generated/dsa_tp")
     parser.add_argument("--rows", default="1,4,16,64", metavar="N,N,...", help="token rows")
@@ -192,6 +235,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--context", type=int, default=32768, metavar="N", help="keys per request")
     parser.add_argument("--layers-only", action="store_true", help="leave out single launches")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the times as JSON")
+    parser.add_argument(
+        "--against",
+        metavar="OLD",
+        help="compare with a file of --out: by what is measured now, or in place of FOLDER by a "
+        "second file, for which no GPU is needed (--format json: for tools); exit 1 where "
+        "something is slower",
+    )
     options = parser.parse_args(argv)
     try:
         layer_class = load_layer(options.folder)

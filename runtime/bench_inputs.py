@@ -54,6 +54,7 @@ def build(
     count: int,
     seed: int = 0,
     device: str = "cuda",
+    backend: str = "cuda",
 ) -> list[TimedLayer]:
     """`count` layers of that class with weights and caches of their own and one shared scratch.
 
@@ -62,10 +63,9 @@ def build(
     generator = torch.Generator(device).manual_seed(seed)
     scratch = Scratch(device)
     return [
-        prepared(
-            layer_class, make_inputs(layer_class, rows, q, context, generator), arch, n, scratch
-        )
-        for n in range(count)
+        prepared(layer_class, made, arch, number, scratch, backend=backend)
+        for number in range(count)
+        for made in [make_inputs(layer_class, rows, q, context, generator)]
     ]
 
 
@@ -76,6 +76,7 @@ def prepared(
     number: int,
     scratch: Scratch,
     comm: Any = None,
+    backend: str = "cuda",
 ) -> TimedLayer:
     """Layer `number` of its kind on the device of the inputs; `comm` is its rank's end of a group.
 
@@ -90,7 +91,7 @@ def prepared(
     layer.prepare(
         inputs.weights,
         inputs.caches,
-        backend="cuda",
+        backend=backend,
         arch=arch,
         layer=number,
         scratch=scratch,

@@ -26,10 +26,23 @@ def load_layer(folder: str | Path) -> type[Layer]:
     return getattr(module, module.__all__[0])
 
 
+def layer_in(layer: type[Layer], module: str) -> type[Layer]:
+    """The class of that name in another module of the layer's own package, which was loaded.
+
+    Raises LayerError where there is none.
+    """
+    name = f"{layer.PACKAGE}.{module}"
+    package = sys.modules[layer.PACKAGE]
+    entry = Path(str(package.__file__)).parent / f"{module}.py"
+    if not entry.is_file():
+        raise LayerError(f"`{entry}` is missing from the generated folder")
+    found = sys.modules.get(name) or _import(name, entry)
+    return getattr(found, layer.__name__)
+
+
 def _import(name: str, entry: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        name, entry, submodule_search_locations=[str(entry.parent)]
-    )
+    inside = [str(entry.parent)] if entry.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, entry, submodule_search_locations=inside)
     if spec is None or spec.loader is None:
         raise LayerError(f"cannot import `{entry}`")
     module = importlib.util.module_from_spec(spec)

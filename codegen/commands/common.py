@@ -137,6 +137,19 @@ def _in_workspace(diagnostic: Diagnostic) -> Diagnostic:
     return replace(diagnostic, span=replace(span, path=relative))
 
 
+def run_runtime(module: str, arguments: Iterable[str]) -> int:
+    """A module of the runtime in its own process: the generator never loads it, nor torch."""
+    import subprocess
+
+    return subprocess.run([*runtime_command(module), *arguments], check=False).returncode
+
+
+def runtime_command(module: str) -> list[str]:
+    """What starts a module of the runtime."""
+    quiet = "ignore:Failed to initialize NumPy"  # torch says so on import; nothing uses NumPy
+    return [sys.executable, "-W", quiet, "-m", f"kpipe.runtime.{module}"]
+
+
 def wrapped(text: str, indent: str = "  ") -> list[str]:
     """A paragraph as lines of at most WIDTH characters; further lines are indented deeper."""
     import textwrap

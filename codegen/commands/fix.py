@@ -48,7 +48,7 @@ def apply_fixes(
             changes.setdefault(path, []).append(edit)
     names = {Path(name).resolve(): name for name in reversed(texts)}
     for path, edits in changes.items():
-        _write(path, edited(_raw(path), edits), names[path])
+        replace_file(path, edited(_raw(path), edits), names[path])
     fixed = {finding for repair in repairs for finding in repair.findings}
     counts: dict[str, list[bool]] = {}
     for finding in unique:
@@ -108,8 +108,8 @@ def _raw(path: Path) -> str:
     return path.read_bytes().decode("utf-8", errors="replace")
 
 
-def _write(path: Path, text: str, name: str) -> None:
-    """Replace a file in one step, with its permissions."""
+def replace_file(path: Path, text: str, name: str) -> None:
+    """Replace a file in one step, with its permissions.  Raises UsageError where that fails."""
     temporary = ""
     try:
         with tempfile.NamedTemporaryFile(

@@ -256,11 +256,14 @@ class Contract:
     empty_row: str = ""  # what it writes for a row without keys
     tile: tuple[str, ...] = ()  # names of tactic fields
     tactics: tuple[tuple[int, Tactic], ...] = ()  # up to so many rows; what a spec says goes first
+    tile_values: tuple[tuple[str, tuple[int, ...]], ...] = ()  # by field: what is worth timing
     takes_rows: bool = False  # no operand tells it how many rows the step has
     roles: tuple[Role, ...] = ()
     proxy_fence: bool = False
 
     def __post_init__(self) -> None:
+        if unknown := {name for name, _ in self.tile_values} - set(self.tile):
+            raise ValueError(f"{self.name}: values for {', '.join(sorted(unknown))}, no tile field")
         known = {operand.name for operand in self.operands}
         for operand in self.operands:
             if unknown := set(operand.gates) - known:

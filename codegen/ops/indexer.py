@@ -27,6 +27,8 @@ _TIE = Option(
 
 _PARTS = tactics((15, {"parts": 8}), (32, {"parts": 4}), (64, {"parts": 2}))  # all resident
 
+_PARTS_VALUES = (("parts", (2, 4, 8)),)
+
 _KEY_OPERANDS = (
     reads("wk", "rows, index_dim", "bf16", type=REPLICATED),
     reads("wv", "rows, index_heads", "bf16", type=REPLICATED),
@@ -74,6 +76,7 @@ INDEX_FRONT = Contract(
         divides=(("q_lora", 32), ("index_dim", 32)),
     ),
     tile=("tile_n", "tokens"),
+    tile_values=(("tile_n", (32, 16)), ("tokens", (16, 32, 64))),
 )
 
 INDEX_SCORES = Contract(
@@ -98,6 +101,7 @@ INDEX_SCORES = Contract(
         divides=(("index_dim", 32),),
     ),
     tile=("ctas", "groups", "stages"),
+    tile_values=(("groups", (3, 2)), ("stages", (6, 9, 12, 18))),
 )
 
 TOPK_SELECT = Contract(
@@ -119,6 +123,7 @@ TOPK_SELECT = Contract(
     limits=Limits(dcp=False, divides=(("context", 128),)),
     tile=("parts",),
     tactics=_PARTS,
+    tile_values=_PARTS_VALUES,
 )
 
 _CANDIDATES = "dcp, rows_cap, top_k, 2"
@@ -139,6 +144,7 @@ TOPK_LOCAL = Contract(
     limits=Limits(tp=False, divides=(("context", 128),)),
     tile=("parts",),
     tactics=_PARTS,
+    tile_values=_PARTS_VALUES,
 )
 
 TOPK_MERGE = Contract(

@@ -32,6 +32,7 @@ _PROJECTED = ColumnTypes(
 
 # Outputs and rows of a CTA.
 _TILE = ("tile_n", "tokens")
+_VALUES = (("tile_n", (16, 32, 64, 128)), ("tokens", (8, 16, 32, 64)))
 _SMALLEST_TILE = tactics(
     (8, {"tile_n": 32, "tokens": 8}),
     (16, {"tile_n": 32, "tokens": 16}),
@@ -53,6 +54,7 @@ PACKED_GEMM = Contract(
     limits=Limits(divides=(("hidden", 64),)),
     tile=_TILE,
     tactics=_SMALLEST_TILE,
+    tile_values=_VALUES,
 )
 
 INDEX_GEMM = Contract(
@@ -69,6 +71,7 @@ INDEX_GEMM = Contract(
     limits=Limits(divides=(("q_lora", 64),)),
     tile=_TILE,
     tactics=_SMALLEST_TILE,
+    tile_values=_VALUES,
 )
 
 O_PROJ = Contract(
@@ -111,6 +114,7 @@ O_PROJ = Contract(
         (32, {"tile_n": 64, "tokens": 32}),
         (64, {"tile_n": 64, "tokens": 64}),
     ),
+    tile_values=_VALUES,
 )
 
 O_REDUCE = Contract(

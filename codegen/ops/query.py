@@ -79,6 +79,7 @@ MLA_QUERY = Contract(
     fixes=_QUERY_ROUNDS,
     limits=_QUERY_LIMITS,
     tile=("tokens",),
+    tile_values=(("tokens", (16, 32, 64)),),
 )
 
 MLA_QUERY_SPLIT = Contract(
@@ -100,6 +101,7 @@ MLA_QUERY_SPLIT = Contract(
     fixes=_QUERY_ROUNDS,
     limits=_QUERY_LIMITS,
     tile=("tokens",),
+    tile_values=(("tokens", (16, 32, 64)),),
 )
 
 QUERY_WAIT = Contract(

@@ -115,6 +115,7 @@ def _core_operands(
     )
 
 
+_SPLITS = (("splits", (1, 2, 3, 4, 6, 8, 12, 16)),)
 _DCP = (Flag("dcp", Derive.CONTEXT_PARALLEL, doc="runs every rank's heads over the local shard"),)
 _CONSTANTS = ("softmax_scale", "kv_lora", "lse_base")
 
@@ -143,6 +144,7 @@ SPARSE_DECODE = Contract(
         (32, {"splits": 3}),
         (64, {"splits": 2}),
     ),
+    tile_values=_SPLITS,
 )
 
 SPARSE_DECODE_WIDE = Contract(
@@ -171,6 +173,7 @@ SPARSE_DECODE_WIDE = Contract(
         (32, {"splits": 2}),
         (64, {"splits": 1}),
     ),
+    tile_values=_SPLITS,
 )
 
 SPARSE_PUSH = Contract(

@@ -155,8 +155,20 @@ def describe_yaml(resolved: Resolved, survey: Survey, legal: Legal, name: str) -
         YAML_WIDTH,
         subsequent_indent=f"{margin}# ",
     )
-    lines.append(f"{margin}{free}:")
-    for stream, words in legal.place.layout.streams:
+    lines += mode_lines(free, legal.place.layout.streams, mode.requires, margin)
+    lines.append(f"{margin}# to select it: write `{free}` in `overlap.table` for {_uses(survey)}")
+    return "\n".join(lines) + "\n"
+
+
+def mode_lines(
+    name: str,
+    streams: Sequence[tuple[str, Sequence[str]]],
+    requires: Sequence[tuple[str, bool]],
+    margin: str,
+) -> list[str]:
+    """A mode as it stands below `overlap: modes:`, each line behind the margin."""
+    lines = [f"{margin}{name}:"]
+    for stream, words in streams:
         start = f"{margin}  {stream}: ["
         lines += textwrap.wrap(
             f"{', '.join(word.replace(' ', _GLUE) for word in words)}]",
@@ -165,11 +177,10 @@ def describe_yaml(resolved: Resolved, survey: Survey, legal: Legal, name: str) -
             subsequent_indent=" " * len(start),
             break_long_words=False,
         )
-    if mode.requires:
-        pairs = ", ".join(f"{fact}: {str(value).lower()}" for fact, value in mode.requires)
+    if requires:
+        pairs = ", ".join(f"{fact}: {str(value).lower()}" for fact, value in requires)
         lines.append(f"{margin}  requires: {{{pairs}}}")
-    lines.append(f"{margin}# to select it: write `{free}` in `overlap.table` for {_uses(survey)}")
-    return "\n".join(line.replace(_GLUE, " ") for line in lines) + "\n"
+    return [line.replace(_GLUE, " ") for line in lines]
 
 
 _GLUE = "\x00"  # keeps `join side` on one line

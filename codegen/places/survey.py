@@ -177,12 +177,12 @@ def _time(tried: _Tried) -> float:
 
 def _legal(base: _Tried, found: Sequence[_Tried]) -> tuple[Legal, ...]:
     """Schedules that differ, the fastest first; the one that there is comes first of its time."""
-    current = _schedule(base.steps)
+    current = schedule_key(base.steps)
     merged: dict[tuple, Legal] = {}
     for tried in (base, *found):
         if tried.found or tried.pipeline is None or not tried.place.moved:
             continue
-        key = _schedule(tried.steps)
+        key = schedule_key(tried.steps)
         if key in merged:
             merged[key] = replace(merged[key], alike=merged[key].alike + 1)
             continue
@@ -196,7 +196,7 @@ def _legal(base: _Tried, found: Sequence[_Tried]) -> tuple[Legal, ...]:
     return tuple(sorted(merged.values(), key=lambda one: (round(one.time, 2), not one.current)))
 
 
-def _schedule(steps: Sequence[StepPlan]) -> tuple:
+def schedule_key(steps: Sequence[StepPlan]) -> tuple:
     """What makes two layouts the same schedule, whatever streams are called and whichever of two
     forks at one point stands first: launches, their predecessors, and what is over before each."""
     return tuple(_schedule_of(step.items) for step in steps)

@@ -48,8 +48,7 @@ def render_pipeline(proved: ProvedPlan, template_folders: tuple[Path, ...]) -> d
     common = common_context(plan)
 
     def render(template: str, context: dict[str, Any]) -> str:
-        text = jinja.get_template(template).render(**common, **context)
-        return re.sub(r"\n{4,}", "\n\n\n", text)
+        return _tidy(jinja.get_template(template).render(**common, **context))
 
     files = {
         "__init__.py": render("layer/init.py.jinja", {}),
@@ -64,3 +63,15 @@ def render_pipeline(proved: ProvedPlan, template_folders: tuple[Path, ...]) -> d
     for kernel in sorted({plan.kernel(op) for op in plan.ops} - {""}):
         files[f"kernels/{kernel}.py"] = render(f"kernels/{kernel}.py.jinja", {})
     return files
+
+
+def render_layer(proved: ProvedPlan, template_folders: tuple[Path, ...]) -> str:
+    """The text of `layer.py` alone.  Pure."""
+    plan = proved.pipeline
+    template = environment(template_folders).get_template("layer/layer.py.jinja")
+    return _tidy(template.render(**common_context(plan), **layer_context(plan)))
+
+
+def _tidy(text: str) -> str:
+    """Without more than two empty lines in a row."""
+    return re.sub(r"\n{4,}", "\n\n\n", text)

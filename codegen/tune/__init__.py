@@ -1,0 +1,1 @@
+"""Tuning: what to measure, and what a measurement changes in the specification."""

@@ -1,0 +1,133 @@
+"""Kernels of many candidates, compiled by several processes ahead of their use.
+
+The compiler works in one thread of a process.  So each process compiles its share into object
+files, and this one loads them.  What a process cannot compile is left for this one, where it is
+compiled when it is prepared, and its error has a candidate's name.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kpipe.runtime.generated_folder import load_layer
+from kpipe.runtime.layer import Layer
+from kpipe.runtime.recording import recorded
+from kpipe.runtime.sharding import Shard
+
+MOST = 16  # processes
+_LOADED: list[Any] = []  # modules of object files, for as long as the process lives
+
+
+def kernels_of(layer_class: type[Layer], arch: str) -> list[Any]:
+    """The kernel objects that a layer can launch there; those that refuse a tile are left out."""
+    from kpipe.runtime.host.launch import CudaOp
+
+    ops = {op.name: op for op in layer_class.OPS if op.kernel}
+    found = []
+    for (target, _), sizes in layer_class.TABLE.items():
+        for rows, method in sizes.items() if target == arch else ():
+            for call in recorded(layer_class(), method, rows):
+                if call.op not in ops:
+                    continue
+                op = ops[call.op]
+                bound = {**op.constants, **({"shard": Shard()} if op.needs_shard else {})}
+                ready = CudaOp(op, layer_class.PACKAGE, bound, arch, lambda: 0, _nothing)
+                try:
+                    found.append(ready.kernel(rows, call.flags))
+                except ValueError:
+                    continue
+    return found
+
+
+@contextmanager
+def compile_ahead(
+    folder: Path, kernels: Sequence[Any], arch: str, jobs: int, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Inside, every kernel that another process could compile is loaded; `jobs` 0: one a core."""
+    distinct = list(dict.fromkeys(kernels))
+    count = min(jobs or os.cpu_count() or 1, MOST, len(distinct))
+    with tempfile.TemporaryDirectory(prefix="kpipe-tune-") as place:
+        if count > 1:
+            say(f"{len(distinct)} kernels to compile, {count} processes")
+            _compile_all(folder, distinct, arch, count, Path(place), say)
+        yield
+
+
+def _compile_all(
+    folder: Path,
+    kernels: Sequence[Any],
+    arch: str,
+    count: int,
+    place: Path,
+    say: Callable[[str], None],
+) -> None:
+    from kpipe.runtime.host.compile import flags_of
+
+    context = multiprocessing.get_context("spawn")
+    left = 0
+    with ProcessPoolExecutor(count, mp_context=context) as pool:
+        waiting = {}
+        for number, kernel in enumerate(kernels):
+            module = type(kernel).__module__.rpartition(".kernels.")[2]
+            path = place / f"kpipe_{number}.o"  # the stem is the function's name in it
+            name = type(kernel).__name__
+            job = (str(folder), module, name, flags_of(kernel), arch, str(path), path.stem)
+            waiting[pool.submit(compile_to_file, *job)] = (kernel, path)
+        for number, done in enumerate(as_completed(waiting), 1):
+            kernel, path = waiting[done]
+            left += done.exception() is not None or not _load(kernel, arch, path)
+            if number % 25 == 0 or number == len(waiting):
+                say(f"{number} of {len(waiting)} kernels compiled")
+    if left:
+        say(f"{left} of them are left to this process")
+
+
+def compile_to_file(
+    folder: str,
+    module: str,
+    name: str,
+    flags: Sequence[tuple[str, Any]],
+    arch: str,
+    path: str,
+    symbol: str,
+) -> None:
+    """Compile one kernel of a generated folder into an object file; runs in its own process."""
+    from kpipe.runtime.host.compile import compile_kernel
+    from kpipe.runtime.host.launch import CudaOp, operands_of
+
+    layer = load_layer(folder)
+    op = next(op for op in layer.OPS if op.kernel == f"{module}:{name}")
+    known = CudaOp(op, layer.PACKAGE, {}, arch, lambda: 0, _nothing)
+    kernel = known.kernel_class(**dict(flags))
+    compiled = compile_kernel(kernel, operands_of(known.module, kernel), arch)
+    compiled.export_to_c(object_file_path=path, function_name=symbol)  # type: ignore[attr-defined]
+
+
+def _load(kernel: Any, arch: str, path: Path) -> bool:
+    """Make an object file the compiled kernel; False where it cannot be loaded here."""
+    from cutlass import cute
+
+    from kpipe.runtime.host.compile import keep_compiled
+    from kpipe.runtime.host.launch import operands_of
+
+    try:
+        loaded = cute.runtime.load_module(str(path), enable_tvm_ffi=True)
+        function = getattr(loaded, path.stem)
+    except Exception:  # whatever the loader says, compiling here still works
+        return False
+    _LOADED.append(loaded)
+    module = sys.modules[type(kernel).__module__]
+    keep_compiled(kernel, operands_of(module, kernel), arch, function)
+    return True
+
+
+def _nothing(*operands: object) -> None:
+    """What a layer does when it enters an op, for a kernel that is only looked at."""
