@@ -87,12 +87,17 @@ def captured(
     for run in runs:
         run()
     torch.cuda.synchronize()
+    graph = _captured(runs, mode)
+    ahead()
+    graph.replay()
+    return graph
+
+
+def _captured(runs: Sequence[Callable[[], object]], mode: str) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode=mode):
         for run in runs:
             run()
-    ahead()
-    graph.replay()
     return graph
 
 

@@ -43,7 +43,11 @@ def test_a_rank_is_timed_whole_and_all_of_them_in_halves(
         return 8.0
 
     words = SimpleNamespace(replay=lambda: None)
+    def medians(runs, before=None):
+        return (graph_us(runs, before=before),)
+
     monkeypatch.setattr(bench, "graph_us", graph_us)
+    monkeypatch.setattr(bench, "_medians", medians)
     monkeypatch.setattr(bench, "_captured", lambda runs, mode: words)
     found = bench.time_ranks(ranks, rows, q, CONTEXT)
     whole, *alone, together = graphs
