@@ -9,7 +9,6 @@ from .contract import (
     Flag,
     Limits,
     Option,
-    Path,
     Release,
     mailbox,
     reads,
@@ -43,7 +42,7 @@ PACKED_GEMM = Contract(
     name="packed_gemm",
     doc="One GEMM for all input projections: y = x @ W^T, FP32 accumulation, one cast to BF16.",
     operands=(
-        step("hidden", "rows, hidden", "bf16", type=REPLICATED, path=Path.ASYNC),
+        step("hidden", "rows, hidden", "bf16", type=REPLICATED),
         weight("packed", "pitch, hidden"),
         writes("projected", "rows, pitch", "bf16", type=_PROJECTED),
     ),
@@ -59,7 +58,7 @@ INDEX_GEMM = Contract(
     name="index_gemm",
     doc="Indexer query: iq = q_c @ Wq_index^T, FP32 accumulation, rounded to BF16.",
     operands=(
-        reads("q_c", "rows, q_lora", "bf16", type=REPLICATED, path=Path.ASYNC),
+        reads("q_c", "rows, q_lora", "bf16", type=REPLICATED),
         weight("index_q_b", "index_heads * index_dim, q_lora"),
         writes("index_q", "rows, index_heads * index_dim", "bf16", type=REPLICATED),
     ),
@@ -76,7 +75,7 @@ O_PROJ = Contract(
     doc="Output projection of this rank's heads: partial[rows, hidden], BF16. Under context "
     "parallelism the partial goes straight into the peers' mailboxes.",
     operands=(
-        reads("gated", "rows, heads * v_dim", "bf16", type=HEADS, path=Path.ASYNC),
+        reads("gated", "rows, heads * v_dim", "bf16", type=HEADS),
         weight("o_proj", "hidden, heads * v_dim"),
         step("out", "rows, hidden", "bf16", write=True, when="!dcp", type=PARTIAL),
         mailbox(

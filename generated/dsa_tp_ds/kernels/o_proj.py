@@ -6,10 +6,11 @@ Output projection of this rank's heads:
 
 Grid     (ceil(OUTPUTS / tile_n), ceil(rows / tokens)): a CTA makes tile_n outputs of up to
          `tokens` rows.
-Loads    One warp requests tiles into a ring that fills shared memory, the others multiply.
-         Tile, ring and order of the sum: see the device module `skinny`.
+Loads    A ring fills shared memory: one warp has the copy engine bring weights, others copy rows
+         by cp.async, the rest multiply. Tile, ring and order of the sum: see the device module
+         `skinny`.
 Wait     As much of o_proj as the ring holds is requested before it, everything else behind it.
-         Released once the last load is requested.
+         Released once the last rows are requested.
 Rounding to BF16 once.
 """
 
@@ -72,7 +73,7 @@ class OProj:
     @cute.jit
     def __call__(self, gated: cute.Tensor, o_proj: cute.Tensor, out: cute.Tensor, stream):
         product = self._product()
-        self.o_proj(product.token_map(gated), product.weight_map(o_proj), out).launch(
+        self.o_proj(gated, product.weight_map(o_proj), out).launch(
             grid=product.grid(gated.shape[0]),
             block=[product.threads, 1, 1],
             stream=stream,
@@ -80,24 +81,26 @@ class OProj:
         )
 
     @cute.kernel
-    def o_proj(self, gated, o_proj, out: cute.Tensor):
+    def o_proj(self, gated: cute.Tensor, o_proj, out: cute.Tensor):
         product = self._product()
         ring = product.make_ring()
         sums = product.zero_sums()
         warp = cute.arch.warp_idx()
 
         if warp == skinny.REQUESTING_WARP:
-            product.request_weights(ring, gated, o_proj)
+            product.request_weights(ring, o_proj)
         cute.arch.sync_threads()  # the barriers of the ring are ready
         pdl.wait()
         if warp == skinny.REQUESTING_WARP:
-            product.request_rest(ring, gated, o_proj)
+            product.request_rest(ring, o_proj)
+        elif product.copies(warp):
+            product.copy_tokens(ring, gated)
             if cutlass.const_expr(self.release):
                 pdl.release()
         else:
             product.multiply(ring, sums)
         cute.arch.sync_threads()  # the ring is read to its end: sums may take its place
-        if warp != skinny.REQUESTING_WARP:
+        if product.multiplies(warp):
             product.keep(ring, sums)
         cute.arch.sync_threads()
         product.store(ring, out)
