@@ -74,6 +74,7 @@ INDEX_FRONT = Contract(
         divides=(("q_lora", 32), ("index_dim", 32)),
     ),
     tile=("tile_n", "tokens"),
+    tactics=tactics((16, {"tokens": 16}), (64, {"tokens": 64})),
 )
 
 INDEX_SCORES = Contract(

@@ -29,13 +29,19 @@ _PROJECTED = ColumnTypes(
     )
 )
 
-# Outputs and rows of a CTA.
-_TILE = ("tile_n", "tokens")
+# Outputs and rows of a CTA, and KiB of its ring.
+_TILE = ("tile_n", "tokens", "ring")
 _SMALLEST_TILE = tactics(
     (8, {"tile_n": 32, "tokens": 8}),
     (16, {"tile_n": 32, "tokens": 16}),
     (32, {"tile_n": 32, "tokens": 32}),
     (64, {"tile_n": 32, "tokens": 64}),
+)
+# With few rows index_front follows, which keeps its weights in registers: half a ring leaves room
+# for one of its CTAs, so that they load while this kernel ends.
+_BESIDE_INDEX_FRONT = (
+    *tactics((8, {"tile_n": 32, "tokens": 8, "ring": 104})),
+    *_SMALLEST_TILE[1:],
 )
 
 PACKED_GEMM = Contract(
@@ -51,7 +57,7 @@ PACKED_GEMM = Contract(
     release=Release.AFTER_WEIGHTS,
     limits=Limits(divides=(("hidden", 64),)),
     tile=_TILE,
-    tactics=_SMALLEST_TILE,
+    tactics=_BESIDE_INDEX_FRONT,
 )
 
 INDEX_GEMM = Contract(

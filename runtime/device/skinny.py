@@ -4,8 +4,9 @@
 
 Tile     A CTA makes `tile_n` outputs of up to `tokens` tokens, over all columns.
 Loads    A ring in shared memory: a stage holds some columns of the CTA's weights and of its
-         tokens. It fills shared memory, so that enough bytes are in flight; where it has room
-         for all columns, all weights are requested at once. One warp has the copy engine bring
+         tokens. With `ring` KiB it fills shared memory, or leaves room for a CTA of the next
+         kernel, which then requests its weights while this one ends; where it has room for all
+         columns, all weights are requested at once. One warp has the copy engine bring
          the weights, others copy the tokens by cp.async: the kernel that writes tokens may then
          let this one start before it ends, which the engine's reads would forbid (async proxy).
 Product  The other warps share a stage: groups of WARP_ROWS outputs, times groups of columns.
@@ -43,11 +44,14 @@ STORE_WIDTH = 4
 SUM_PAD = 4
 """FP32 words behind the outputs of one token: fragments then hit distinct banks."""
 FP32_BYTES = 4
-SHARED_BYTES = 227 * 1024
-"""Shared memory that a CTA may have."""
+KIB = 1024
+MOST_SHARED = 227
+"""Shared memory that a CTA may have, in KiB."""
 STAGE_COLUMNS = (256, 128, 64)
 """Columns of a stage: the first that divides a CTA's columns and leaves MIN_STAGES."""
 MIN_STAGES = 3
+LEAST_STAGES = 2
+"""Fewer would not load anything while they multiply."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class SkinnyGemm:
     outputs, inputs: extents of the weights, BF16 [outputs, inputs].
     tile_n:          outputs of a CTA, a multiple of 8.
     tokens:          tokens of a CTA. More of them take more CTAs, which load the weights again.
+    ring:            KiB of shared memory for stages and their barriers; the sums that follow in
+                     the same place may take more.
 
     Raises ValueError for a tile that the kernel is not written for.
     """
@@ -76,6 +82,7 @@ class SkinnyGemm:
     inputs: int
     tile_n: int
     tokens: int
+    ring: int = MOST_SHARED
 
     def __post_init__(self) -> None:
         if self.tile_n % mma.HALF_M or not 0 < self.tile_n <= MAX_TILE:
@@ -85,6 +92,11 @@ class SkinnyGemm:
             raise ValueError(f"tokens {self.tokens} is not one of {known}")
         if self.inputs % BLOCK:
             raise ValueError(f"{self.inputs} columns are not a multiple of {BLOCK}")
+        if not 0 < self.ring <= MOST_SHARED or self.stages < min(LEAST_STAGES, self.chunks):
+            raise ValueError(
+                f"ring {self.ring} is not {LEAST_STAGES} stages of tile_n {self.tile_n} and "
+                f"tokens {self.tokens}, or more than {MOST_SHARED} KiB"
+            )
 
     # -- shape -----------------------------------------------------------------------------
 
@@ -154,7 +166,7 @@ class SkinnyGemm:
     def _stages(self, columns: int) -> int:
         """Stages of that many columns that fit."""
         tiles = (TileShape(rows, columns).bytes for rows in (self.tile_n, self.tokens))
-        return SHARED_BYTES // (sum(tiles) + 2 * barrier.BYTES)
+        return self.ring * KIB // (sum(tiles) + 2 * barrier.BYTES)
 
     # -- launch ----------------------------------------------------------------------------
 

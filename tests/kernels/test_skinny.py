@@ -11,6 +11,7 @@ import pytest
 from ptx_flow import RELEASE, WAIT
 from test_compile import KERNELS, build, load, render
 
+from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.runtime.device import skinny
 from kpipe.runtime.device.skinny import SkinnyGemm
 from kpipe.runtime.device.tiles import TileShape
@@ -96,6 +97,35 @@ def test_unknown_tiles_are_refused(kernels, tile, message):
             getattr(module, KERNELS[name])(**tile)
 
 
+@pytest.mark.parametrize(
+    ("ring", "columns", "stages"), [(227, 256, 11), (104, 256, 5), (41, 128, 4), (11, 64, 2)]
+)
+def test_a_ring_holds_what_it_may(ring, columns, stages):
+    """40 rows of weights and tokens a stage, narrower ones where three would not fit."""
+    product = SkinnyGemm(*PRODUCTS["packed_gemm"], 32, 8, ring)
+    assert (product.stage_columns, product.stages) == (columns, stages)
+    assert stages * (40 * columns * 2 + 16) <= ring * 1024
+
+
+@pytest.mark.parametrize("ring", [0, 9, 228])
+def test_rings_of_less_than_two_stages_are_refused(ring):
+    message = f"ring {ring} is not 2 stages of tile_n 32 and tokens 8, or more than 227 KiB"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        SkinnyGemm(*PRODUCTS["packed_gemm"], 32, 8, ring)
+
+
+def test_index_front_fits_beside_packed_gemm():
+    """228 KiB of an SM, of which each CTA costs one: half a ring twice, or beside index_front."""
+    (_, few), *_ = CONTRACTS["packed_gemm"].tactics
+    (rows, front), *_ = CONTRACTS["index_front"].tactics
+    ring = dict(few)["ring"]
+    tokens = dict(front)["tokens"]
+    assert 2 * (ring + 1) <= 228
+    # Rows, sums of eight warps, kept sums and q_norm of index_front, with room for small things.
+    front_bytes = tokens * 1568 * 2 + 8 * 16 * 40 * 4 + tokens * 32 * 4 + 1536 * 2 + 2048
+    assert rows >= 8 and (ring + 2) * 1024 + front_bytes <= 228 * 1024
+
+
 def test_odd_columns_are_refused():
     with pytest.raises(ValueError, match="96 columns are not a multiple of 64"):
         SkinnyGemm(64, 96, 32, 8)
@@ -168,4 +198,5 @@ def test_as_many_weights_as_the_ring_holds_come_ahead_of_the_wait(kernels):
 
 
 def test_shared_memory_is_what_hopper_has():
-    assert skinny.SHARED_BYTES == 232448  # the most that a CTA may ask for, on sm_90 and sm_100
+    # The most that a CTA may ask for, on sm_90 and sm_100.
+    assert skinny.MOST_SHARED * skinny.KIB == 232448

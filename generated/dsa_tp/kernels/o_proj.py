@@ -6,7 +6,7 @@ Output projection of this rank's heads:
 
 Grid     (ceil(OUTPUTS / tile_n), ceil(rows / tokens)): a CTA makes tile_n outputs of up to
          `tokens` rows.
-Loads    A ring fills shared memory: one warp has the copy engine bring weights, others copy rows
+Loads    A ring in shared memory: one warp has the copy engine bring weights, others copy rows
          by cp.async, the rest multiply. Tile, ring and order of the sum: see the device module
          `skinny`.
 Wait     As much of o_proj as the ring holds is requested before it, everything else behind it.
@@ -49,6 +49,7 @@ class OProj:
     tile_n:   outputs of a CTA, a multiple of 8.
     tokens:   rows of a CTA: 8, 16, 32 or 64. Any number of rows may be launched; the
               smallest that holds them all is the fastest.
+    ring:     KiB of the ring; what it leaves, a CTA of the next kernel may take.
 
     Raises ValueError for a tile that the kernel is not written for.
     """
@@ -59,6 +60,7 @@ class OProj:
     two_shot: bool = False
     tile_n: int = 64
     tokens: int = 64
+    ring: int = skinny.MOST_SHARED
 
     def __post_init__(self) -> None:
         if self.dcp:
@@ -68,7 +70,7 @@ class OProj:
         self._product()
 
     def _product(self) -> skinny.SkinnyGemm:
-        return skinny.SkinnyGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens)
+        return skinny.SkinnyGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens, self.ring)
 
     @cute.jit
     def __call__(self, gated: cute.Tensor, o_proj: cute.Tensor, out: cute.Tensor, stream):

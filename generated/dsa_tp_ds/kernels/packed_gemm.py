@@ -6,7 +6,7 @@ All input projections of the layer in one product, a packed row for every row:
 
 Grid     (ceil(OUTPUTS / tile_n), ceil(rows / tokens)): a CTA makes tile_n outputs of up to
          `tokens` rows.
-Loads    A ring fills shared memory: one warp has the copy engine bring weights, others copy rows
+Loads    A ring in shared memory: one warp has the copy engine bring weights, others copy rows
          by cp.async, the rest multiply. Tile, ring and order of the sum: see the device module
          `skinny`.
 Wait     As much of packed as the ring holds is requested before it, everything else behind it.
@@ -47,6 +47,7 @@ class PackedGemm:
     tile_n:  outputs of a CTA, a multiple of 8.
     tokens:  rows of a CTA: 8, 16, 32 or 64. Any number of rows may be launched; the
              smallest that holds them all is the fastest.
+    ring:    KiB of the ring; what it leaves, a CTA of the next kernel may take.
 
     Raises ValueError for a tile that the kernel is not written for.
     """
@@ -55,12 +56,13 @@ class PackedGemm:
     pdl: bool = True
     tile_n: int = 32
     tokens: int = 64
+    ring: int = skinny.MOST_SHARED
 
     def __post_init__(self) -> None:
         self._product()
 
     def _product(self) -> skinny.SkinnyGemm:
-        return skinny.SkinnyGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens)
+        return skinny.SkinnyGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens, self.ring)
 
     @cute.jit
     def __call__(self, hidden: cute.Tensor, packed: cute.Tensor, projected: cute.Tensor, stream):
