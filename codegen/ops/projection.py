@@ -111,6 +111,7 @@ O_PROJ = Contract(
     limits=Limits(divides=(("heads * v_dim", 64),)),
     tile=_TILE,
     tactics=tactics(
+        (8, {"tile_n": 64, "tokens": 8}),  # all weights ahead of the wait
         (16, {"tile_n": 64, "tokens": 16}),
         (32, {"tile_n": 64, "tokens": 32}),
         (64, {"tile_n": 64, "tokens": 64}),

@@ -123,9 +123,11 @@ OPS = (
         weights=("o_proj",),
         kernel="o_proj:OProj",
         tactics={
+            ("sm_90a", 8): {"tile_n": 64, "tokens": 8},
             ("sm_90a", 16): {"tile_n": 64, "tokens": 16},
             ("sm_90a", 32): {"tile_n": 64, "tokens": 32},
             ("sm_90a", 64): {"tile_n": 64, "tokens": 64},
+            ("sm_100a", 8): {"tile_n": 64, "tokens": 8},
             ("sm_100a", 16): {"tile_n": 64, "tokens": 16},
             ("sm_100a", 32): {"tile_n": 64, "tokens": 32},
             ("sm_100a", 64): {"tile_n": 64, "tokens": 64},
