@@ -10,6 +10,7 @@ from spec_project import make_project
 
 from kpipe.codegen.diagnostics import Diagnostic, SpecError
 from kpipe.codegen.ops.contract import Contract
+from kpipe.codegen.ops.contract import Path as AccessPath
 from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.codegen.ops.types import OperandType, TypePair, ValueType
 from kpipe.codegen.plan.api import resolve_spec
@@ -39,6 +40,14 @@ def changed(op: str, operand: str, **fields: object) -> dict[str, Contract]:
         )
     assert isinstance(known, ValueType)
     return retyped(op, **{operand: replace(known, **fields)})
+
+
+def by_tma(op: str, *operands: str, path: AccessPath = AccessPath.ASYNC) -> dict[str, Contract]:
+    """The contract of `op`, reading these operands by TMA, or by `path`."""
+    contract = CONTRACTS[op]
+    assert set(operands) <= {o.name for o in contract.operands}
+    changed = tuple(replace(o, path=path) if o.name in operands else o for o in contract.operands)
+    return {op: replace(contract, operands=changed)}
 
 
 def plan_with(

@@ -77,6 +77,7 @@ INDEX_FRONT = Contract(
     ),
     tile=("tile_n", "tokens"),
     tile_values=(("tile_n", (32, 16)), ("tokens", (16, 32, 64))),
+    tactics=tactics((16, {"tokens": 16}), (64, {"tokens": 64})),
 )
 
 INDEX_SCORES = Contract(

@@ -9,7 +9,6 @@ from .contract import (
     Flag,
     Limits,
     Option,
-    Path,
     Release,
     mailbox,
     reads,
@@ -30,8 +29,8 @@ _PROJECTED = ColumnTypes(
     )
 )
 
-# Outputs and rows of a CTA.
-_TILE = ("tile_n", "tokens")
+# Outputs and rows of a CTA, and KiB of its ring.
+_TILE = ("tile_n", "tokens", "ring")
 _VALUES = (("tile_n", (16, 32, 64, 128)), ("tokens", (8, 16, 32, 64)))
 _SMALLEST_TILE = tactics(
     (8, {"tile_n": 32, "tokens": 8}),
@@ -39,12 +38,18 @@ _SMALLEST_TILE = tactics(
     (32, {"tile_n": 32, "tokens": 32}),
     (64, {"tile_n": 32, "tokens": 64}),
 )
+# With few rows index_front follows, which keeps its weights in registers: half a ring leaves room
+# for one of its CTAs, so that they load while this kernel ends.
+_BESIDE_INDEX_FRONT = (
+    *tactics((8, {"tile_n": 32, "tokens": 8, "ring": 104})),
+    *_SMALLEST_TILE[1:],
+)
 
 PACKED_GEMM = Contract(
     name="packed_gemm",
     doc="One GEMM for all input projections: y = x @ W^T, FP32 accumulation, one cast to BF16.",
     operands=(
-        step("hidden", "rows, hidden", "bf16", type=REPLICATED, path=Path.ASYNC),
+        step("hidden", "rows, hidden", "bf16", type=REPLICATED),
         weight("packed", "pitch, hidden"),
         writes("projected", "rows, pitch", "bf16", type=_PROJECTED),
     ),
@@ -53,7 +58,7 @@ PACKED_GEMM = Contract(
     release=Release.AFTER_WEIGHTS,
     limits=Limits(divides=(("hidden", 64),)),
     tile=_TILE,
-    tactics=_SMALLEST_TILE,
+    tactics=_BESIDE_INDEX_FRONT,
     tile_values=_VALUES,
 )
 
@@ -61,7 +66,7 @@ INDEX_GEMM = Contract(
     name="index_gemm",
     doc="Indexer query: iq = q_c @ Wq_index^T, FP32 accumulation, rounded to BF16.",
     operands=(
-        reads("q_c", "rows, q_lora", "bf16", type=REPLICATED, path=Path.ASYNC),
+        reads("q_c", "rows, q_lora", "bf16", type=REPLICATED),
         weight("index_q_b", "index_heads * index_dim, q_lora"),
         writes("index_q", "rows, index_heads * index_dim", "bf16", type=REPLICATED),
     ),
@@ -79,7 +84,7 @@ O_PROJ = Contract(
     doc="Output projection of this rank's heads: partial[rows, hidden], BF16. Under context "
     "parallelism the partial goes straight into the peers' mailboxes.",
     operands=(
-        reads("gated", "rows, heads * v_dim", "bf16", type=HEADS, path=Path.ASYNC),
+        reads("gated", "rows, heads * v_dim", "bf16", type=HEADS),
         weight("o_proj", "hidden, heads * v_dim"),
         step("out", "rows, hidden", "bf16", write=True, when="!dcp", type=PARTIAL),
         mailbox(
@@ -110,6 +115,7 @@ O_PROJ = Contract(
     limits=Limits(divides=(("heads * v_dim", 64),)),
     tile=_TILE,
     tactics=tactics(
+        (8, {"tile_n": 64, "tokens": 8}),  # all weights ahead of the wait
         (16, {"tile_n": 64, "tokens": 16}),
         (32, {"tile_n": 64, "tokens": 32}),
         (64, {"tile_n": 64, "tokens": 64}),

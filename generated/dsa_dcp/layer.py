@@ -94,9 +94,7 @@ class DsaDcpLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
         """
-        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -160,9 +158,7 @@ class DsaDcpLayer(Layer):
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
         """
-        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -171,8 +167,7 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-            release=False,
-        )  # :75 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        )  # :75
         self.index_gemm(at.q_c, at.index_q)  # :75
         self.dsa_index(
             at.index_q,
@@ -227,9 +222,7 @@ class DsaDcpLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait prims_ts dcp_value o_proj o_reduce
         """
-        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -295,9 +288,7 @@ class DsaDcpLayer(Layer):
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge query_wait prims_ts dcp_value o_proj o_reduce
         """
-        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -306,8 +297,7 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-            release=False,
-        )  # :75 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        )  # :75
         self.index_gemm(at.q_c, at.index_q)  # :75
         self.dsa_index(
             at.index_q,
@@ -366,12 +356,9 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
         side.wait_stream(main)
-        # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :68
         self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q,
@@ -431,12 +418,9 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
         side.wait_stream(main)
-        # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :68
         self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q,
@@ -497,12 +481,9 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
         side.wait_stream(main)
-        # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :68
         self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q,
@@ -564,12 +545,9 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
         side.wait_stream(main)
-        # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :68
         self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q,
@@ -630,12 +608,9 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
         side.wait_stream(main)
-        # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :68
         self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q,

@@ -63,6 +63,12 @@ OPS = (
             "index_quant": "ue8m0",
         },
         kernel="index_front:IndexFront",
+        tactics={
+            ("sm_90a", 16): {"tokens": 16},
+            ("sm_90a", 64): {"tokens": 64},
+            ("sm_100a", 16): {"tokens": 16},
+            ("sm_100a", 64): {"tokens": 64},
+        },
     ),
     Op(
         name="index_gemm",
@@ -110,9 +116,11 @@ OPS = (
         constants={"dcp": True},
         kernel="o_proj:OProj",
         tactics={
+            ("sm_90a", 8): {"tile_n": 64, "tokens": 8},
             ("sm_90a", 16): {"tile_n": 64, "tokens": 16},
             ("sm_90a", 32): {"tile_n": 64, "tokens": 32},
             ("sm_90a", 64): {"tile_n": 64, "tokens": 64},
+            ("sm_100a", 8): {"tile_n": 64, "tokens": 8},
             ("sm_100a", 16): {"tile_n": 64, "tokens": 16},
             ("sm_100a", 32): {"tile_n": 64, "tokens": 32},
             ("sm_100a", 64): {"tile_n": 64, "tokens": 64},
@@ -131,11 +139,11 @@ OPS = (
         weights=("packed",),
         kernel="packed_gemm:PackedGemm",
         tactics={
-            ("sm_90a", 8): {"tile_n": 32, "tokens": 8},
+            ("sm_90a", 8): {"tile_n": 32, "tokens": 8, "ring": 104},
             ("sm_90a", 16): {"tile_n": 32, "tokens": 16},
             ("sm_90a", 32): {"tile_n": 32, "tokens": 32},
             ("sm_90a", 64): {"tile_n": 32, "tokens": 64},
-            ("sm_100a", 8): {"tile_n": 32, "tokens": 8},
+            ("sm_100a", 8): {"tile_n": 32, "tokens": 8, "ring": 104},
             ("sm_100a", 16): {"tile_n": 32, "tokens": 16},
             ("sm_100a", 32): {"tile_n": 32, "tokens": 32},
             ("sm_100a", 64): {"tile_n": 32, "tokens": 64},

@@ -97,9 +97,7 @@ class DsaDcpModesLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge sparse_decode dcp_value o_proj o_reduce
         """
-        # dsa_dcp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:66
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -165,9 +163,7 @@ class DsaDcpModesLayer(Layer):
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge sparse_decode dcp_value o_proj o_reduce
         """
-        # dsa_dcp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:66
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -233,9 +229,7 @@ class DsaDcpModesLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge prims_ts dcp_value o_proj o_reduce
         """
-        # dsa_dcp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:66
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -303,9 +297,7 @@ class DsaDcpModesLayer(Layer):
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge prims_ts dcp_value o_proj o_reduce
         """
-        # dsa_dcp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:66
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -375,9 +367,7 @@ class DsaDcpModesLayer(Layer):
         side              mla_query query_wait ........................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:72 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
         side.wait_stream(main)
         self.index_front(
             at.wk,
@@ -437,9 +427,7 @@ class DsaDcpModesLayer(Layer):
         side              mla_query query_wait ........................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:72 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
         side.wait_stream(main)
         self.index_front(
             at.wk,
@@ -500,9 +488,7 @@ class DsaDcpModesLayer(Layer):
         side              mla_query query_wait ........................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:72 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
         side.wait_stream(main)
         self.index_front(
             at.wk,
@@ -563,9 +549,7 @@ class DsaDcpModesLayer(Layer):
         side              mla_query query_wait ........................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:72 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
         side.wait_stream(main)
         self.index_front(
             at.wk,
@@ -625,9 +609,7 @@ class DsaDcpModesLayer(Layer):
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
         """
-        # dsa_dcp.yaml:75 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -636,8 +618,7 @@ class DsaDcpModesLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-            release=False,
-        )  # :75 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+        )  # :75
         self.index_gemm(at.q_c, at.index_q)  # :75
         self.dsa_index(
             at.index_q,
@@ -694,12 +675,9 @@ class DsaDcpModesLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
         side.wait_stream(main)
-        # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :68
         self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q,
@@ -759,12 +737,9 @@ class DsaDcpModesLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        # dsa_dcp.yaml:68 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
         side.wait_stream(main)
-        # :68 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :68
         self.index_gemm(at.q_c, at.index_q)  # :68
         self.dsa_index(
             at.index_q,

@@ -93,9 +93,7 @@ class DsaTp1Layer(Layer):
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:69 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:69
         side.wait_stream(main)
         self.index_front(
             at.wk,
@@ -119,8 +117,7 @@ class DsaTp1Layer(Layer):
         self.sparse_decode_wide(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent
         )  # :69
-        # :69 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :69
         self.o_proj(at.gated, out=step.out)  # :69
 
     def _fork_sparse_decode_wide(self, step: Step, at: SimpleNamespace) -> None:
@@ -130,12 +127,9 @@ class DsaTp1Layer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
         side.wait_stream(main)
-        # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :63
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q,
@@ -159,8 +153,7 @@ class DsaTp1Layer(Layer):
         self.sparse_decode_wide(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent
         )  # :63
-        # :63 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :63
         self.o_proj(at.gated, out=step.out)  # :63
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
@@ -170,12 +163,9 @@ class DsaTp1Layer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
         side.wait_stream(main)
-        # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :63
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q,
@@ -199,8 +189,7 @@ class DsaTp1Layer(Layer):
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
         )  # :63 plain: reads `selected`, `query` before its wait
-        # :63 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :63
         self.o_proj(at.gated, out=step.out)  # :63
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
@@ -210,12 +199,9 @@ class DsaTp1Layer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
         side.wait_stream(main)
-        # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :63
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q,
@@ -239,8 +225,7 @@ class DsaTp1Layer(Layer):
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
         )  # :63 plain: reads `valid` before its wait
-        # :63 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :63
         self.o_proj(at.gated, out=step.out)  # :63
 
     def _fork_split_sparse_decode_wide_mla_value(self, step: Step, at: SimpleNamespace) -> None:
@@ -250,11 +235,8 @@ class DsaTp1Layer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
-        # :66 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
+        self.query_norm(at.q_a, at.q_c)  # :66
         side.wait_stream(main)
         self.index_gemm(at.q_c, at.index_q)  # :66
         self.dsa_index(
@@ -279,8 +261,7 @@ class DsaTp1Layer(Layer):
         self.sparse_decode_wide(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent
         )  # :66
-        # :66 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :66
         self.o_proj(at.gated, out=step.out)  # :66
 
     def _fork_split_trtllm_gen_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
@@ -290,11 +271,8 @@ class DsaTp1Layer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
-        # :66 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
+        self.query_norm(at.q_a, at.q_c)  # :66
         side.wait_stream(main)
         self.index_gemm(at.q_c, at.index_q)  # :66
         self.dsa_index(
@@ -320,8 +298,7 @@ class DsaTp1Layer(Layer):
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
         )  # :66 plain: reads `valid` before its wait
         self.value_bmm(at.latent, at.values, pdl=False)  # :66 plain: it never waits
-        # :66 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated, release=False)
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :66
         self.o_proj(at.gated, out=step.out)  # :66
 
     def _late_front(self, step: Step, at: SimpleNamespace) -> None:
@@ -329,9 +306,7 @@ class DsaTp1Layer(Layer):
 
         main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
         """
-        # dsa_tp.yaml:77 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:77
         self.index_front(
             at.wk,
             at.wv,
@@ -352,6 +327,5 @@ class DsaTp1Layer(Layer):
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
         )  # :77 plain: reads `selected`, `query` before its wait
-        # :77 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :77
         self.o_proj(at.gated, out=step.out)  # :77

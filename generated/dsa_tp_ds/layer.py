@@ -91,9 +91,7 @@ class DsaTpDsLayer(Layer):
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:69 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:69
         side.wait_stream(main)
         self.index_front(
             at.wk,
@@ -116,8 +114,7 @@ class DsaTpDsLayer(Layer):
         main.wait_stream(side)  # sparse_decode needs what side made
         # :69
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        # :69 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :69
         self.o_proj(at.gated, out=step.out)  # :69
 
     def _fork(self, step: Step, at: SimpleNamespace) -> None:
@@ -127,12 +124,9 @@ class DsaTpDsLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
         side.wait_stream(main)
-        # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :63
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q,
@@ -155,8 +149,7 @@ class DsaTpDsLayer(Layer):
         main.wait_stream(side)  # sparse_decode needs what side made
         # :63
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        # :63 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :63
         self.o_proj(at.gated, out=step.out)  # :63
 
     def _fork_split_mla_value(self, step: Step, at: SimpleNamespace) -> None:
@@ -166,11 +159,8 @@ class DsaTpDsLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
-        # :66 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
+        self.query_norm(at.q_a, at.q_c)  # :66
         side.wait_stream(main)
         self.index_gemm(at.q_c, at.index_q)  # :66
         self.dsa_index(
@@ -194,8 +184,7 @@ class DsaTpDsLayer(Layer):
         main.wait_stream(side)  # sparse_decode needs what side made
         # :66
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        # :66 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :66
         self.o_proj(at.gated, out=step.out)  # :66
 
     def _fork_split_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
@@ -205,11 +194,8 @@ class DsaTpDsLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
-        # :66 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
+        self.query_norm(at.q_a, at.q_c)  # :66
         side.wait_stream(main)
         self.index_gemm(at.q_c, at.index_q)  # :66
         self.dsa_index(
@@ -234,8 +220,7 @@ class DsaTpDsLayer(Layer):
         # :66
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         self.value_bmm(at.latent, at.values, pdl=False)  # :66 plain: it never waits
-        # :66 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated, release=False)
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :66
         self.o_proj(at.gated, out=step.out)  # :66
 
     def _late_front(self, step: Step, at: SimpleNamespace) -> None:
@@ -243,9 +228,7 @@ class DsaTpDsLayer(Layer):
 
         main  packed_gemm index_front index_scores topk_select mla_query sparse_decode mla_value o_proj
         """
-        # dsa_tp.yaml:77 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:77
         self.index_front(
             at.wk,
             at.wv,
@@ -265,6 +248,5 @@ class DsaTpDsLayer(Layer):
         self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :77
         # :77
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        # :77 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :77
         self.o_proj(at.gated, out=step.out)  # :77

@@ -91,9 +91,7 @@ class DsaTpFlashmlaLayer(Layer):
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:69 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:69
         side.wait_stream(main)
         self.index_front(
             at.wk,
@@ -117,8 +115,7 @@ class DsaTpFlashmlaLayer(Layer):
         self.flashmla_sparse(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
         )  # :69 plain: it never waits
-        # :69 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :69
         self.o_proj(at.gated, out=step.out)  # :69
 
     def _fork(self, step: Step, at: SimpleNamespace) -> None:
@@ -128,12 +125,9 @@ class DsaTpFlashmlaLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
         side.wait_stream(main)
-        # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :63
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q,
@@ -157,8 +151,7 @@ class DsaTpFlashmlaLayer(Layer):
         self.flashmla_sparse(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
         )  # :63 plain: it never waits
-        # :63 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :63
         self.o_proj(at.gated, out=step.out)  # :63
 
     def _fork_split(self, step: Step, at: SimpleNamespace) -> None:
@@ -168,11 +161,8 @@ class DsaTpFlashmlaLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
-        # :66 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
+        self.query_norm(at.q_a, at.q_c)  # :66
         side.wait_stream(main)
         self.index_gemm(at.q_c, at.index_q)  # :66
         self.dsa_index(
@@ -198,8 +188,7 @@ class DsaTpFlashmlaLayer(Layer):
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
         )  # :66 plain: it never waits
         self.value_bmm(at.latent, at.values, pdl=False)  # :66 plain: it never waits
-        # :66 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated, release=False)
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :66
         self.o_proj(at.gated, out=step.out)  # :66
 
     def _late_front(self, step: Step, at: SimpleNamespace) -> None:
@@ -207,9 +196,7 @@ class DsaTpFlashmlaLayer(Layer):
 
         main  packed_gemm index_front index_scores topk_select mla_query flashmla_sparse mla_value o_proj
         """
-        # dsa_tp.yaml:77 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:77
         self.index_front(
             at.wk,
             at.wv,
@@ -230,6 +217,5 @@ class DsaTpFlashmlaLayer(Layer):
         self.flashmla_sparse(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
         )  # :77 plain: it never waits
-        # :77 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :77
         self.o_proj(at.gated, out=step.out)  # :77

@@ -97,9 +97,7 @@ class DsaTpModesLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_select sparse_decode mla_value o_proj
         """
-        # dsa_tp.yaml:61 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:61
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
         )  # :61
@@ -122,8 +120,7 @@ class DsaTpModesLayer(Layer):
         )  # :61
         # :61
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        # :61 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :61
         self.o_proj(at.gated, out=step.out)  # :61
 
     def _front(self, step: Step, at: SimpleNamespace) -> None:
@@ -133,9 +130,7 @@ class DsaTpModesLayer(Layer):
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:69 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:69
         side.wait_stream(main)
         self.index_front(
             at.wk,
@@ -158,8 +153,7 @@ class DsaTpModesLayer(Layer):
         main.wait_stream(side)  # sparse_decode needs what side made
         # :69
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        # :69 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :69
         self.o_proj(at.gated, out=step.out)  # :69
 
     def _wait(self, step: Step, at: SimpleNamespace) -> None:
@@ -167,19 +161,10 @@ class DsaTpModesLayer(Layer):
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
         """
-        # dsa_tp.yaml:72 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:72
         self.mla_query(
-            at.q_a,
-            at.kv_a,
-            step.slots,
-            self.latent_kv,
-            query=at.query,
-            q_c=at.q_c,
-            writes_q_c=True,
-            release=False,
-        )  # :72 held: index_gemm reads `q_c` by TMA, behind no proxy fence
+            at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
+        )  # :72
         self.index_gemm(at.q_c, at.index_q)  # :72
         self.dsa_index(
             at.index_q,
@@ -199,8 +184,7 @@ class DsaTpModesLayer(Layer):
         )  # :72
         # :72
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        # :72 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :72
         self.o_proj(at.gated, out=step.out)  # :72
 
     def _late_front_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
@@ -208,9 +192,7 @@ class DsaTpModesLayer(Layer):
 
         main  packed_gemm index_front index_scores topk_select mla_query sparse_decode mla_value o_proj
         """
-        # dsa_tp.yaml:77 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:77
         self.index_front(
             at.wk,
             at.wv,
@@ -230,8 +212,7 @@ class DsaTpModesLayer(Layer):
         self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :77
         # :77
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        # :77 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :77
         self.o_proj(at.gated, out=step.out)  # :77
 
     def _late_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
@@ -239,9 +220,7 @@ class DsaTpModesLayer(Layer):
 
         main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
         """
-        # dsa_tp.yaml:77 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:77
         self.index_front(
             at.wk,
             at.wv,
@@ -262,8 +241,7 @@ class DsaTpModesLayer(Layer):
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
         )  # :77 plain: reads `selected`, `query` before its wait
-        # :77 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :77
         self.o_proj(at.gated, out=step.out)  # :77
 
     def _late(self, step: Step, at: SimpleNamespace) -> None:
@@ -271,11 +249,8 @@ class DsaTpModesLayer(Layer):
 
         main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select mla_query sparse_decode mla_value o_proj
         """
-        # dsa_tp.yaml:74 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
-        # :74 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:74
+        self.query_norm(at.q_a, at.q_c)  # :74
         self.index_gemm(at.q_c, at.index_q)  # :74
         self.dsa_index(
             at.index_q,
@@ -296,8 +271,7 @@ class DsaTpModesLayer(Layer):
         self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :74
         # :74
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        # :74 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :74
         self.o_proj(at.gated, out=step.out)  # :74
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
@@ -307,12 +281,9 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
         side.wait_stream(main)
-        # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :63
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q,
@@ -335,8 +306,7 @@ class DsaTpModesLayer(Layer):
         main.wait_stream(side)  # sparse_decode needs what side made
         # :63
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        # :63 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :63
         self.o_proj(at.gated, out=step.out)  # :63
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
@@ -346,12 +316,9 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
         side.wait_stream(main)
-        # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :63
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q,
@@ -375,8 +342,7 @@ class DsaTpModesLayer(Layer):
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
         )  # :63 plain: reads `selected`, `query` before its wait
-        # :63 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :63
         self.o_proj(at.gated, out=step.out)  # :63
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
@@ -386,12 +352,9 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:63 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
         side.wait_stream(main)
-        # :63 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.query_norm(at.q_a, at.q_c)  # :63
         self.index_gemm(at.q_c, at.index_q)  # :63
         self.dsa_index(
             at.index_q,
@@ -415,8 +378,7 @@ class DsaTpModesLayer(Layer):
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
         )  # :63 plain: reads `valid` before its wait
-        # :63 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :63
         self.o_proj(at.gated, out=step.out)  # :63
 
     def _fork_split_sparse_decode_mla_value(self, step: Step, at: SimpleNamespace) -> None:
@@ -426,11 +388,8 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
-        # :66 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
+        self.query_norm(at.q_a, at.q_c)  # :66
         side.wait_stream(main)
         self.index_gemm(at.q_c, at.index_q)  # :66
         self.dsa_index(
@@ -454,8 +413,7 @@ class DsaTpModesLayer(Layer):
         main.wait_stream(side)  # sparse_decode needs what side made
         # :66
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        # :66 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated, release=False)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :66
         self.o_proj(at.gated, out=step.out)  # :66
 
     def _fork_split_trtllm_gen_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
@@ -465,11 +423,8 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        # dsa_tp.yaml:66 plain: reads `hidden` by TMA, between layers stores it behind no proxy
-        # fence
-        self.packed_gemm(step.hidden, at.projected, pdl=False)
-        # :66 held: index_gemm reads `q_c` by TMA, behind no proxy fence
-        self.query_norm(at.q_a, at.q_c, release=False)
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
+        self.query_norm(at.q_a, at.q_c)  # :66
         side.wait_stream(main)
         self.index_gemm(at.q_c, at.index_q)  # :66
         self.dsa_index(
@@ -495,6 +450,5 @@ class DsaTpModesLayer(Layer):
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
         )  # :66 plain: reads `valid` before its wait
         self.value_bmm(at.latent, at.values, pdl=False)  # :66 plain: it never waits
-        # :66 held: o_proj reads `gated` by TMA, behind no proxy fence
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated, release=False)
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :66
         self.o_proj(at.gated, out=step.out)  # :66

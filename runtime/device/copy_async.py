@@ -7,7 +7,7 @@ shared memory (see barrier.py) counts their end instead.
 
 from __future__ import annotations
 
-from cutlass import cute
+from cutlass import Boolean, cute
 from cutlass.cute.arch import inline_ptx
 
 WIDEST = 16
@@ -20,12 +20,18 @@ def copy(source: cute.Tensor, target: cute.Tensor) -> None:
     copy_bytes(source.iterator, target.iterator, size)
 
 
-def copy_bytes(source: cute.Pointer, target: cute.Pointer, size: int = WIDEST) -> None:
-    """`copy` of `size` bytes between two places."""
+def copy_bytes(
+    source: cute.Pointer,
+    target: cute.Pointer,
+    size: int = WIDEST,
+    condition: Boolean | None = None,
+) -> None:
+    """`copy` of `size` bytes between two places; no access at all where `condition` is false."""
     cache = "cg" if size == WIDEST else "ca"
     inline_ptx(
         f"cp.async.{cache}.shared.global [{{$r0}}], [{{$r1}}], {size};",
         read_only_args=[target.toint(), source.toint()],
+        predicate=condition,
     )
 
 

@@ -3,14 +3,18 @@
     y[token, output] = BF16(sum over k of x[token, k] * w[output, k])        FP32 accumulation
 
 Tile     A CTA makes `tile_n` outputs of up to `tokens` tokens, over all columns.
-Loads    One warp requests tiles into a ring in shared memory: a stage holds some columns of the
-         CTA's weights and of its tokens. The ring fills shared memory, so that enough bytes are
-         in flight; where it has room for all columns, all weights are requested at once.
+Loads    A ring in shared memory: a stage holds some columns of the CTA's weights and of its
+         tokens. With `ring` KiB it fills shared memory, or leaves room for a CTA of the next
+         kernel, which then requests its weights while this one ends; where it has room for all
+         columns, all weights are requested at once. One warp has the copy engine bring
+         the weights, others copy the tokens by cp.async: the kernel that writes tokens may then
+         let this one start before it ends, which the engine's reads would forbid (async proxy).
 Product  The other warps share a stage: groups of WARP_ROWS outputs, times groups of columns.
          Weights are A of the tensor cores and tokens are B, so that eight tokens cost one tile.
 Sum      Over the groups of columns in their order; the same bits in every run.
 
-Rows past the last output or token arrive as zeros, and their sums are not stored.
+Rows past the last output arrive as zeros, those past the last token hold anything; no sum of
+either is stored, and none enters another.
 """
 
 from __future__ import annotations
@@ -22,12 +26,15 @@ import cutlass
 from cutlass import BFloat16, Float32, Uint8, cute
 from cutlass.memory import SmemAllocator
 
-from . import barrier, memory, mma, reduce
+from . import barrier, copy_async, memory, mma, reduce
 from .tiles import ALIGN, BLOCK, TileShape, prefetch_map
 
 REQUESTING_WARP = 0
+"""Warp that requests weights; those that copy tokens follow, then those that multiply."""
+COPIED_TOKENS = 16
+"""Tokens for each warp that copies them."""
 WARPS = 8
-"""Warps that multiply, at most; they stand behind the requesting one."""
+"""Warps that multiply, at most."""
 WARP_ROWS = 2 * mma.TILE_M
 """Outputs of a warp."""
 MAX_TILE = WARPS * WARP_ROWS
@@ -37,11 +44,14 @@ STORE_WIDTH = 4
 SUM_PAD = 4
 """FP32 words behind the outputs of one token: fragments then hit distinct banks."""
 FP32_BYTES = 4
-SHARED_BYTES = 227 * 1024
-"""Shared memory that a CTA may have."""
+KIB = 1024
+MOST_SHARED = 227
+"""Shared memory that a CTA may have, in KiB."""
 STAGE_COLUMNS = (256, 128, 64)
 """Columns of a stage: the first that divides a CTA's columns and leaves MIN_STAGES."""
 MIN_STAGES = 3
+LEAST_STAGES = 2
+"""Fewer would not load anything while they multiply."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class Ring:
     weights: cute.Tensor  # BF16 [element, stage]
     tokens: cute.Tensor  # BF16 [element, stage]
     sums: cute.Tensor  # FP32 [group of columns, token, output]; over the stages, after them
-    full: cute.Pointer  # barrier of a stage: its bytes have landed
+    full: cute.Pointer  # barrier of a stage: its weights and tokens have landed
     empty: cute.Pointer  # barrier of a stage: every warp has read it
 
 
@@ -62,6 +72,8 @@ class SkinnyGemm:
     outputs, inputs: extents of the weights, BF16 [outputs, inputs].
     tile_n:          outputs of a CTA, a multiple of 8.
     tokens:          tokens of a CTA. More of them take more CTAs, which load the weights again.
+    ring:            KiB of shared memory for stages and their barriers; the sums that follow in
+                     the same place may take more.
 
     Raises ValueError for a tile that the kernel is not written for.
     """
@@ -70,6 +82,7 @@ class SkinnyGemm:
     inputs: int
     tile_n: int
     tokens: int
+    ring: int = MOST_SHARED
 
     def __post_init__(self) -> None:
         if self.tile_n % mma.HALF_M or not 0 < self.tile_n <= MAX_TILE:
@@ -79,6 +92,11 @@ class SkinnyGemm:
             raise ValueError(f"tokens {self.tokens} is not one of {known}")
         if self.inputs % BLOCK:
             raise ValueError(f"{self.inputs} columns are not a multiple of {BLOCK}")
+        if not 0 < self.ring <= MOST_SHARED or self.stages < min(LEAST_STAGES, self.chunks):
+            raise ValueError(
+                f"ring {self.ring} is not {LEAST_STAGES} stages of tile_n {self.tile_n} and "
+                f"tokens {self.tokens}, or more than {MOST_SHARED} KiB"
+            )
 
     # -- shape -----------------------------------------------------------------------------
 
@@ -121,9 +139,14 @@ class SkinnyGemm:
         return gcd(self.stage_columns // mma.K_SLICE, WARPS // self.row_groups)
 
     @property
+    def copying_warps(self) -> int:
+        """Warps that copy tokens; each takes every so manyth row of a stage."""
+        return max(1, self.tokens // COPIED_TOKENS)
+
+    @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return (1 + self.warps) * reduce.WARP
+        return (1 + self.copying_warps + self.warps) * reduce.WARP
 
     @property
     def warps(self) -> int:
@@ -143,7 +166,7 @@ class SkinnyGemm:
     def _stages(self, columns: int) -> int:
         """Stages of that many columns that fit."""
         tiles = (TileShape(rows, columns).bytes for rows in (self.tile_n, self.tokens))
-        return SHARED_BYTES // (sum(tiles) + 2 * barrier.BYTES)
+        return self.ring * KIB // (sum(tiles) + 2 * barrier.BYTES)
 
     # -- launch ----------------------------------------------------------------------------
 
@@ -154,10 +177,6 @@ class SkinnyGemm:
     def weight_map(self, w: cute.Tensor) -> tuple:
         """How the copy engine finds a stage of w, BF16 [outputs, inputs]."""
         return self.weight_tile.map_of(w)
-
-    def token_map(self, x: cute.Tensor) -> tuple:
-        """How the copy engine finds a stage of x, BF16 [tokens, inputs]."""
-        return self.token_tile.map_of(x)
 
     # -- shared memory ---------------------------------------------------------------------
 
@@ -184,52 +203,80 @@ class SkinnyGemm:
             empty=empty,
         )
 
-    # -- the requesting warp ---------------------------------------------------------------
+    # -- the warp that requests weights -----------------------------------------------------
 
     @cute.jit
-    def request_weights(self, ring: Ring, x: tuple, w: tuple):
+    def request_weights(self, ring: Ring, w: tuple):
         """Makes the barriers ready and requests the weights of the stages that the ring holds.
 
-        Of x its map alone is read. The other warps use the ring behind a barrier of the CTA.
+        The other warps use the ring behind a barrier of the CTA.
         """
         prefetch_map(w)
         with cute.arch.elect_one():
-            barrier.make_ready(ring.full, self.stages, 1)
+            # The announcement of the weights' bytes, and every lane that copies tokens.
+            arrivals = 1 + self.copying_warps * reduce.WARP
+            barrier.make_ready(ring.full, self.stages, arrivals)
             barrier.make_ready(ring.empty, self.stages, self.warps * barrier.WARP_ARRIVALS)
             barrier.fence_ready()
         cute.arch.sync_warp()
         for chunk in cutlass.range_constexpr(self.stages):
             self._request_weights(ring, w, chunk, chunk)
-        prefetch_map(x)
 
     @cute.jit
-    def request_rest(self, ring: Ring, x: tuple, w: tuple):
-        """Requests the tokens of those stages, then every later stage as the ring empties."""
-        for chunk in cutlass.range_constexpr(self.stages):
-            self._request_tokens(ring, x, chunk, chunk)
+    def request_rest(self, ring: Ring, w: tuple):
+        """Requests the weights of every later stage as the ring empties."""
         for chunk in cutlass.range(self.stages, self.chunks, unroll=1):
             stage = chunk % self.stages
             barrier.wait(ring.empty + stage, (chunk // self.stages - 1) % 2)
             self._request_weights(ring, w, chunk, stage)
-            self._request_tokens(ring, x, chunk, stage)
 
     @cute.jit
     def _request_weights(self, ring: Ring, w: tuple, chunk, stage):
-        """Announces the bytes of a stage, tokens included, and requests its weights."""
+        """Announces the bytes of a stage's weights and requests them."""
         with cute.arch.elect_one():
-            barrier.expect(ring.full + stage, self.weight_tile.bytes + self.token_tile.bytes)
+            barrier.expect(ring.full + stage, self.weight_tile.bytes)
         tile, full = ring.weights[None, stage], ring.full + stage
         self.weight_tile.copy(w, self._output_tile(), chunk, tile, full, once=True)
-
-    def _request_tokens(self, ring: Ring, x: tuple, chunk, stage):
-        tile, full = ring.tokens[None, stage], ring.full + stage
-        self.token_tile.copy(x, self._token_tile(), chunk, tile, full, once=False)
 
     def _output_tile(self):
         return cute.arch.block_idx()[0]
 
     def _token_tile(self):
         return cute.arch.block_idx()[1]
+
+    # -- the warps that copy tokens ----------------------------------------------------------
+
+    def copies(self, warp):
+        """Whether this warp copies tokens; it is not the requesting one."""
+        return warp <= REQUESTING_WARP + self.copying_warps
+
+    @cute.jit
+    def copy_tokens(self, ring: Ring, x: cute.Tensor):
+        """Copies the tokens of every stage, x is BF16 [tokens, inputs], as the ring empties.
+
+        Neighbouring lanes copy neighbouring words, up to a whole row of a stage. Each lane arrives
+        at the stage's barrier once its own copies have landed.
+        """
+        words = self.stage_columns // memory.BF16_VECTOR  # of a row of a stage
+        rows = reduce.WARP // words  # that a warp copies at once
+        step = self.copying_warps * rows
+        first = (cute.arch.warp_idx() - 1) * rows + cute.arch.lane_idx() // words
+        word = cute.arch.lane_idx() % words
+        row = self._token_tile() * self.tokens + first
+        left = x.shape[0] - row
+        source = memory.vector_at(x[row, None], word, memory.BF16_VECTOR).iterator
+        for chunk in cutlass.range(self.chunks, unroll=1):
+            stage = chunk % self.stages
+            # Of a stage's first turn this asks for the phase before the first: over at once.
+            barrier.wait(ring.empty + stage, (chunk // self.stages + 1) % 2)
+            tile = ring.tokens[None, stage].iterator
+            for place in cutlass.range_constexpr(0, self.tokens, step):
+                copy_async.copy_bytes(
+                    source + (place * self.inputs + chunk * self.stage_columns),
+                    tile + self.token_tile.word_place(first + place, word) * memory.BF16_VECTOR,
+                    condition=place < left,
+                )
+            copy_async.arrive_when_done(ring.full + stage)
 
     # -- the multiplying warps -------------------------------------------------------------
 
@@ -242,7 +289,11 @@ class SkinnyGemm:
 
     def _warp(self):
         """Place of this warp among those that multiply."""
-        return cute.arch.warp_idx() - 1
+        return cute.arch.warp_idx() - (1 + self.copying_warps)
+
+    def multiplies(self, warp):
+        """Whether this warp multiplies."""
+        return warp > REQUESTING_WARP + self.copying_warps
 
     @cute.jit
     def multiply(self, ring: Ring, sums: cute.Tensor):

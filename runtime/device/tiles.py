@@ -1,8 +1,9 @@
-"""Tiles of a BF16 matrix that the copy engine brings to shared memory, as the tensor cores read it.
+"""Tiles of a BF16 matrix in shared memory, as the tensor cores read them.
 
-One instruction of one thread copies a whole tile and reports its bytes to a barrier. A tile lies
-in shared memory in blocks of BLOCK columns, within a block row after row: 128 bytes, the widest
-row whose eight 16-byte words the engine can swizzle. Word w of row r stands at place w ^ (r % 8).
+One instruction of one thread has the copy engine bring a whole tile and report its bytes to a
+barrier; what must not pass by the engine is copied word by word to the same places (`word_place`).
+A tile lies in blocks of BLOCK columns, within a block row after row: 128 bytes, the widest row
+whose eight 16-byte words the engine can swizzle. Word w of row r stands at place w ^ (r % 8).
 """
 
 from __future__ import annotations
@@ -88,6 +89,11 @@ class TileShape:
         )
         policy = {"cache_policy": bulk.evict_first()} if cutlass.const_expr(once) else {}
         cute.copy(atom, out_of, into, tma_bar_ptr=barrier, **policy)
+
+    def word_place(self, row, word):
+        """Where in a tile the `word`-th 16 bytes of a row stand, in words of 16 bytes."""
+        block, inner = word // _ROW_WORDS, word % _ROW_WORDS
+        return (block * self.rows + row) * _ROW_WORDS + (inner ^ (row % ROWS))
 
     def load_words(self, tile: cute.Tensor, first_row, part, group, group_lane) -> cute.TensorSSA:
         """This lane's 16 bytes of row `first_row + group`, for a product of slices.

@@ -17,8 +17,9 @@ _REGISTER = re.compile(r"%[a-z]+\d+")
 # Plain accesses have one address; of a copy into shared memory the second one is global, or
 # that of the parameter which describes the tensor.
 _ACCESS = re.compile(
-    r"(ld|st)(?:\.relaxed\.sys)?\.global\S*\s.*?\[([^\]]+)\]"
-    r"|(cp\.async)\S*\.shared\S*\.global\S*\s+\[[^\]]+\], \[([^\],]+)"
+    r"(?:@!?%p\d+\s+)?"
+    r"(?:(ld|st)(?:\.relaxed\.sys)?\.global\S*\s.*?\[([^\]]+)\]"
+    r"|(cp\.async)\S*\.shared\S*\.global\S*\s+\[[^\]]+\], \[([^\],]+))"
 )
 _PARAMETER = re.compile(r"_param_(\d+)(\+\d+)?[\];]")
 _BRANCH = re.compile(r"(@!?%p\d+ )?bra(\.uni)?\s+(\$\w+);")

@@ -57,8 +57,6 @@ WEIGHTS = {
     "mla_query_split": _QUERY_WEIGHTS,
     "index_front": {"q_norm", "index_q_b", "index_k_norm", "index_k_bias"},
 }
-MAPPED = {"packed_gemm", "index_gemm", "o_proj"}
-"""Kernels whose two inputs travel as maps for the copy engine."""
 LAYOUT_ONLY = {"topk_select": {"latent_kv"}}
 """Operands of which a kernel takes a stride and no byte."""
 KIMI = {
@@ -179,13 +177,9 @@ def names_of(specs: tuple[TensorSpec | None, ...]) -> list[str]:
     return [spec.name for spec in specs if spec is not None]
 
 
-def parameters(module: ModuleType, name: str) -> list[str]:
-    """The operand behind each parameter of the kernel.
-
-    The map of an operand with dynamic rows is followed by their number.
-    """
-    names = names_of(module.operands())
-    return [names[0], *names] if name in MAPPED else names
+def parameters(module: ModuleType) -> list[str]:
+    """The operand behind each parameter of the kernel."""
+    return names_of(module.operands())
 
 
 def assert_waits(ptx: str, names: list[str], weights: set[str]) -> None:
@@ -224,14 +218,14 @@ def test_waits_and_releases(modules, geometry, name, arch, release):
     assert WAIT in ptx
     assert (RELEASE in ptx) == release
     assert ".local" not in ptx, "a register array went to local memory"
-    assert_waits(ptx, parameters(module, name), WEIGHTS[name])
+    assert_waits(ptx, parameters(module), WEIGHTS[name])
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_operand_is_touched(modules, name):
     module = modules["kimi", name]
     accesses = global_accesses(build(module, name, "sm_90a"))
-    names = parameters(module, name)
+    names = parameters(module)
     touched = {names[number] for access in accesses for number in access.parameters}
     assert touched == set(names) - LAYOUT_ONLY.get(name, set())
 
@@ -243,7 +237,7 @@ def test_a_missing_wait_is_noticed(modules, name):
     waitless = "\n".join(line for line in ptx.splitlines() if WAIT not in line)
     assert len(waitless) < len(ptx)
     with pytest.raises(AssertionError, match="touched before the wait"):
-        assert_waits(waitless, parameters(module, name), WEIGHTS[name])
+        assert_waits(waitless, parameters(module), WEIGHTS[name])
 
 
 def test_the_wait_comes_from_the_kernel_itself(folders, tmp_path):
@@ -253,7 +247,7 @@ def test_the_wait_comes_from_the_kernel_itself(folders, tmp_path):
     ptx = build(module, "rms_norm", "sm_90a")
     assert WAIT not in ptx
     with pytest.raises(AssertionError, match="touched before the wait"):
-        assert_waits(ptx, parameters(module, "rms_norm"), WEIGHTS["rms_norm"])
+        assert_waits(ptx, parameters(module), WEIGHTS["rms_norm"])
 
 
 def test_a_late_wait_is_noticed(folders, tmp_path):

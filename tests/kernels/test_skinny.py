@@ -11,8 +11,10 @@ import pytest
 from ptx_flow import RELEASE, WAIT
 from test_compile import KERNELS, build, load, render
 
+from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.runtime.device import skinny
 from kpipe.runtime.device.skinny import SkinnyGemm
+from kpipe.runtime.device.tiles import TileShape
 
 PRODUCTS = {"packed_gemm": (3808, 7168), "index_gemm": (4096, 1536), "o_proj": (7168, 1536)}
 SHAPES = {
@@ -25,6 +27,7 @@ SHAPES = {
     "small o_proj": (256, 64),
 }
 LOAD = "cp.async.bulk.tensor"
+COPY = "cp.async.cg.shared.global"
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +50,7 @@ def test_a_tile_covers_the_product_and_fits(shape, tile_n, tokens):
     # Outputs: every one has a warp, and no warp is without.
     assert product.row_groups * 32 >= tile_n > (product.row_groups - 1) * 32
     assert 1 <= product.warps == product.row_groups * product.column_groups <= 8
-    assert product.threads == 32 * (product.warps + 1)
+    assert product.threads == 32 * (1 + max(1, tokens // 16) + product.warps)
     # CTAs: enough of them, none without outputs or tokens.
     for rows in (1, 8, 33, 64, 100):
         x, y, z = product.grid(rows)
@@ -94,6 +97,35 @@ def test_unknown_tiles_are_refused(kernels, tile, message):
             getattr(module, KERNELS[name])(**tile)
 
 
+@pytest.mark.parametrize(
+    ("ring", "columns", "stages"), [(227, 256, 11), (104, 256, 5), (41, 128, 4), (11, 64, 2)]
+)
+def test_a_ring_holds_what_it_may(ring, columns, stages):
+    """40 rows of weights and tokens a stage, narrower ones where three would not fit."""
+    product = SkinnyGemm(*PRODUCTS["packed_gemm"], 32, 8, ring)
+    assert (product.stage_columns, product.stages) == (columns, stages)
+    assert stages * (40 * columns * 2 + 16) <= ring * 1024
+
+
+@pytest.mark.parametrize("ring", [0, 9, 228])
+def test_rings_of_less_than_two_stages_are_refused(ring):
+    message = f"ring {ring} is not 2 stages of tile_n 32 and tokens 8, or more than 227 KiB"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        SkinnyGemm(*PRODUCTS["packed_gemm"], 32, 8, ring)
+
+
+def test_index_front_fits_beside_packed_gemm():
+    """228 KiB of an SM, of which each CTA costs one: half a ring twice, or beside index_front."""
+    (_, few), *_ = CONTRACTS["packed_gemm"].tactics
+    (rows, front), *_ = CONTRACTS["index_front"].tactics
+    ring = dict(few)["ring"]
+    tokens = dict(front)["tokens"]
+    assert 2 * (ring + 1) <= 228
+    # Rows, sums of eight warps, kept sums and q_norm of index_front, with room for small things.
+    front_bytes = tokens * 1568 * 2 + 8 * 16 * 40 * 4 + tokens * 32 * 4 + 1536 * 2 + 2048
+    assert rows >= 8 and (ring + 2) * 1024 + front_bytes <= 228 * 1024
+
+
 def test_odd_columns_are_refused():
     with pytest.raises(ValueError, match="96 columns are not a multiple of 64"):
         SkinnyGemm(64, 96, 32, 8)
@@ -121,30 +153,50 @@ def test_what_a_tile_compiles_to(kernels, name, tile_n, tokens, arch):
     assert ".local" not in ptx, "a register array went to local memory"
     # One instruction for 16 outputs, 8 tokens and 16 columns; a warp has 32 outputs.
     assert ptx.count("mma.sync.aligned.m16n8k16") == 2 * (tokens // 8) * product.warp_slices * 2
-    # Weights and tokens of every stage of the ring, and of a later one where there is one.
+    # Weights of every stage of the ring, and of a later one where there is one.
     later = product.chunks > product.stages
-    assert ptx.count(LOAD) == 2 * (product.stages + later)
+    assert ptx.count(LOAD) == product.stages + later
+    # Tokens of a stage: 512 bytes a warp at once, rows past the last one not at all.
+    copies = re.findall(rf"(@%p\d+)? *{COPY}", ptx)
+    assert len(copies) * 512 * product.copying_warps == tokens * product.stage_columns * 2
+    assert all(copies)
     # Only weights are read once: the ring's tokens are read by all CTAs.
     assert ptx.count("createpolicy.fractional.L2::evict_first") > 0
     # Two barriers a stage.
     assert ptx.count("mbarrier.init") == 2 * product.stages
 
 
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+@pytest.mark.parametrize("columns", [64, 128, 256])
+def test_tokens_are_copied_to_where_the_engine_would_store_them(columns, tokens):
+    """Every word once: 128-byte rows of a block behind each other, words mixed with the row."""
+    tile = TileShape(tokens, columns)
+    words = columns // 8
+    found = {(r, w): 16 * tile.word_place(r, w) for r in range(tokens) for w in range(words)}
+    for (row, word), place in found.items():
+        block, inner = divmod(word, 8)
+        address = block * tokens * 128 + row * 128 + inner * 16
+        assert place == address ^ (address >> 3 & 0x70)  # the engine's 128-byte swizzle
+    assert len(set(found.values())) == tile.bytes // 16
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_release_lies_behind_wait_and_loads(kernels, name):
-    """In the text of the only warp that requests, which has no jump back past them."""
+def test_release_lies_behind_wait_and_copies(kernels, name):
+    """In the text of the warps that copy tokens, which have no jump back past them."""
     lines = build(kernels[name], name, "sm_90a").splitlines()
     release = next(number for number, line in enumerate(lines) if RELEASE in line)
-    assert next(number for number, line in enumerate(lines) if WAIT in line) < release
-    assert max(number for number, line in enumerate(lines) if LOAD in line) < release
+    wait = next(number for number, line in enumerate(lines) if WAIT in line)
+    copies = [number for number, line in enumerate(lines) if COPY in line]
+    assert wait < min(copies) and max(copies) < release
 
 
 def test_as_many_weights_as_the_ring_holds_come_ahead_of_the_wait(kernels):
     lines = build(kernels["o_proj"], "o_proj", "sm_90a", tokens=8).splitlines()
     wait = next(number for number, line in enumerate(lines) if WAIT in line)
-    ahead = sum(LOAD in line for line in lines[:wait])
-    assert ahead == 1536 // 256 == sum(LOAD in line for line in lines[wait:])
+    assert sum(LOAD in line for line in lines[:wait]) == 1536 // 256
+    assert not any(LOAD in line for line in lines[wait:])
 
 
 def test_shared_memory_is_what_hopper_has():
-    assert skinny.SHARED_BYTES == 232448  # the most that a CTA may ask for, on sm_90 and sm_100
+    # The most that a CTA may ask for, on sm_90 and sm_100.
+    assert skinny.MOST_SHARED * skinny.KIB == 232448

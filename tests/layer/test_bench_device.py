@@ -43,6 +43,7 @@ def test_a_rank_is_timed_whole_and_all_of_them_in_halves(
         return 8.0
 
     words = SimpleNamespace(replay=lambda: None)
+
     def medians(runs, before=None):
         return (graph_us(runs, before=before),)
 

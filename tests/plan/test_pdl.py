@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from spec_project import PIPELINES, make_project, plan_edited, plan_of
+from type_edits import by_tma, plan_with
 
 from kpipe.codegen.ops import contract as words
 from kpipe.codegen.ops.contract import Kind
@@ -14,6 +15,7 @@ from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.codegen.plan.flags import active, polled_operands
 from kpipe.codegen.plan.model import Launch, Pdl, PipelinePlan
 from kpipe.codegen.plan.pdl import Candidate, strongest
+from kpipe.codegen.proof.prove import prove
 
 
 def at(
@@ -88,9 +90,10 @@ def test_behind_a_silent_neighbour_only_one_release_is_held(tmp_path: Path) -> N
 
 def test_a_full_dependency_between_layers_frees_what_reads_by_tma(tmp_path: Path) -> None:
     """`hidden` comes from a kernel that waits, and may have let its reader start early."""
-    waits = plan_edited(tmp_path / "a", "dsa_tp")
+    tma = by_tma("packed_gemm", "hidden")
+    waits = prove(plan_with(tmp_path / "a", "dsa_tp", tma)).pipeline
     edit = ("between_layers: waits", "between_layers: full")
-    full = plan_edited(tmp_path / "b", "dsa_tp", edit)
+    full = prove(plan_with(tmp_path / "b", "dsa_tp", tma, edit)).pipeline
     for before, after in zip(launches(waits), launches(full), strict=True):
         if before.op == "packed_gemm":
             assert (before.pdl.attribute, after.pdl.attribute) == (False, True)

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from explorer.generator import MODES, random_program, with_paths
 from explorer.machine import crossing_pairs as explored_pairs
-from spec_project import make_project, render
-from type_edits import plan_with
+from spec_project import render
+from type_edits import by_tma, plan_with
 
 from kpipe.codegen.ops import contract as words
-from kpipe.codegen.ops.contract import Contract
 from kpipe.codegen.ops.registry import CONTRACTS
-from kpipe.codegen.plan.api import plan_pipeline
 from kpipe.codegen.plan.model import Launch, PipelinePlan, StepPlan
 from kpipe.codegen.proof.prove import _findings, prove
 from kpipe.codegen.proof.proxies import crossing_pairs, proxy_races
@@ -47,14 +45,6 @@ def test_two_blocks_change_nothing() -> None:
         assert crossing_pairs(program) == explored_pairs(program, ctas=2)
 
 
-def by_tma(op: str, *operands: str, path: words.Path = words.Path.ASYNC) -> dict[str, Contract]:
-    """The contract of `op`, reading these operands by TMA, or by `path`."""
-    contract = CONTRACTS[op]
-    assert set(operands) <= {o.name for o in contract.operands}
-    changed = tuple(replace(o, path=path) if o.name in operands else o for o in contract.operands)
-    return {op: replace(contract, operands=changed)}
-
-
 def launches(plan: PipelinePlan, name: str) -> list[Launch]:
     return [x for method in plan.methods for x in method.plan.launches if x.name == name]
 
@@ -73,17 +63,17 @@ def test_the_writer_holds_its_release(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("repair", ["fence", "loads"])
 def test_a_fence_or_plain_loads_keep_the_release(repair: str, tmp_path: Path) -> None:
-    """The controls: the shipped core, whose release is held for nobody, is the third."""
+    """Plain loads are the shipped form; the core, whose release is held for nobody, the control."""
+    tma = by_tma("index_gemm", "q_c")
+    held = prove(plan_with(tmp_path / "a", "dsa_tp", tma)).pipeline
+    assert not any(x.pdl.release for x in launches(held, "query_norm"))
+    assert all(x.pdl.release for x in launches(held, "topk_select"))
     if repair == "fence":
-        contracts = {"query_norm": replace(CONTRACTS["query_norm"], proxy_fence=True)}
+        contracts = {**tma, "query_norm": replace(CONTRACTS["query_norm"], proxy_fence=True)}
     else:
-        contracts = by_tma("index_gemm", "q_c", path=words.Path.GENERIC)
-    make_project(tmp_path / "b")
-    shipped = prove(plan_pipeline(str(tmp_path / "b" / "pipelines" / "dsa_tp.yaml"))).pipeline
-    assert not any(x.pdl.release for x in launches(shipped, "query_norm"))
-    plan = prove(plan_with(tmp_path / "a", "dsa_tp", contracts)).pipeline
+        contracts = {}
+    plan = prove(plan_with(tmp_path / "b", "dsa_tp", contracts)).pipeline
     assert all(x.pdl.release for x in launches(plan, "query_norm"))
-    assert all(x.pdl.release for x in launches(shipped, "topk_select"))
 
 
 @pytest.mark.parametrize(
@@ -143,9 +133,6 @@ def test_what_reads_by_tma() -> None:
     """Our kernels that copy in bulk; of the libraries' cores nothing is known (docs/proof.md)."""
     paths = {(c.name, o.name, o.path) for c in CONTRACTS.values() for o in c.operands}
     assert {(op, operand) for op, operand, path in paths if path is words.Path.ASYNC} == {
-        ("packed_gemm", "hidden"),
-        ("index_gemm", "q_c"),
-        ("o_proj", "gated"),
-        ("index_scores", "index_kv"),
+        ("index_scores", "index_kv")
     }
     assert not any(c.proxy_fence for c in CONTRACTS.values())

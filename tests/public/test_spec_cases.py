@@ -317,8 +317,11 @@ def test_D48_the_largest_declared_row_count_is_captured(tmp_path: Path) -> None:
         ('sm_90a:  {q1: {"1-4": front, "5-32": fork, "33-64"', 'sm_90a: {q1: {"1-8": front, "9-"'),
         ('{"1-4": late_front, "5-32": fork, "33-64"', '{"1-8": front, "9-"'),
         *(
-            (f"{TILES}{after}", f'"1-": {{tile_n: 32, tokens: 64}}}}}}{after}')
-            for after in ("\n  query", "\n    options")
+            (f"{tiles}{after}", f'"1-": {{tile_n: 32, tokens: 64}}}}}}{after}')
+            for tiles, after in (
+                (TILES.replace("tokens: 8}", "tokens: 8, ring: 104}"), "\n  query"),
+                (TILES, "\n    options"),
+            )
         ),
         ('"1-32": mla_query, "33-64"', '"1-32": mla_query, "33-"'),
         ('"1-2": index_front, "3-64"', '"1-2": index_front, "3-"'),

@@ -93,8 +93,8 @@ UNORDERED = {  # lines of dsa_dcp.yaml in another order: order has no meaning th
     "parallel": ("{tp: 8, dcp: 8, interleave: 1,", "{interleave: 1, dcp: 8, tp: 8,"),
     "rounds": ("kv_norm: bf16, query_b: bf16", "query_b: bf16, kv_norm: bf16"),
     "tactics": (
-        'packed_gemm: {"1-8": {tile_n: 32, tokens: 8}',
-        'packed_gemm: {"1-8": {tokens: 8, tile_n: 32}',
+        'packed_gemm: {"1-8": {tile_n: 32, tokens: 8, ring: 104}',
+        'packed_gemm: {"1-8": {ring: 104, tokens: 8, tile_n: 32}',
     ),
     "table": ('{"1-32": one_shot, "33-64": two_shot}', '{"33-64": two_shot, "1-32": one_shot}'),
 }

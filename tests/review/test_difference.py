@@ -140,7 +140,7 @@ def test_a_core_on_one_arch(tmp_path: Path) -> None:
 
 
 def test_a_tile(tmp_path: Path) -> None:
-    old = '{packed_gemm: {"1-8": {tile_n: 32, tokens: 8}'
+    old = '{packed_gemm: {"1-8": {tile_n: 32, tokens: 8, ring: 104}'
     found = edited(tmp_path, "dsa_tp", (old, old.replace("tile_n: 32", "tile_n: 64")))
     assert launches(found, "tile") == {("packed_gemm", "tile_n=32", "tile_n=64")}
     assert all(change.edges == () for change in found.lists)

@@ -10,10 +10,11 @@ BF16 is the sentinel.
 
 Grid     (ceil(OUTPUTS / tile_n), ceil(rows / tokens)): a CTA makes tile_n outputs of up to
          `tokens` rows.
-Loads    One warp requests tiles into a ring that fills shared memory, the others multiply.
-         Tile, ring and order of the sum: see the device module `skinny`.
+Loads    A ring in shared memory: one warp has the copy engine bring weights, others copy rows
+         by cp.async, the rest multiply. Tile, ring and order of the sum: see the device module
+         `skinny`.
 Wait     As much of o_proj as the ring holds is requested before it, everything else behind it.
-         Released once the last load is requested.
+         Released once the last rows are requested.
 Rounding to BF16 once.
 """
 
@@ -54,6 +55,7 @@ class OProj:
     tile_n:   outputs of a CTA, a multiple of 8.
     tokens:   rows of a CTA: 8, 16, 32 or 64. Any number of rows may be launched; the
               smallest that holds them all is the fastest.
+    ring:     KiB of the ring; what it leaves, a CTA of the next kernel may take.
 
     Raises ValueError for a tile that the kernel is not written for.
     """
@@ -64,6 +66,7 @@ class OProj:
     two_shot: bool = False
     tile_n: int = 64
     tokens: int = 64
+    ring: int = skinny.MOST_SHARED
 
     def __post_init__(self) -> None:
         if self.two_shot and OUTPUTS % RANKS:
@@ -71,13 +74,13 @@ class OProj:
         self._product()
 
     def _product(self) -> PublishedGemm:
-        return PublishedGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens)
+        return PublishedGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens, self.ring)
 
     @cute.jit
     def __call__(self, gated: cute.Tensor, o_proj: cute.Tensor, o_mail_peers: cute.Tensor, stream):
         product = self._product()
-        maps = product.token_map(gated), product.weight_map(o_proj)
-        self.o_proj(*maps, Int32(gated.shape[0]), o_mail_peers).launch(
+        weights, rows = product.weight_map(o_proj), Int32(gated.shape[0])
+        self.o_proj(gated, weights, rows, o_mail_peers).launch(
             grid=product.grid(gated.shape[0]),
             block=[product.threads, 1, 1],
             stream=stream,
@@ -85,24 +88,26 @@ class OProj:
         )
 
     @cute.kernel
-    def o_proj(self, gated, o_proj, rows: Int32, o_mail_peers: cute.Tensor):
+    def o_proj(self, gated: cute.Tensor, o_proj, rows: Int32, o_mail_peers: cute.Tensor):
         product = self._product()
         ring = product.make_ring()
         sums = product.zero_sums()
         warp = cute.arch.warp_idx()
 
         if warp == skinny.REQUESTING_WARP:
-            product.request_weights(ring, gated, o_proj)
+            product.request_weights(ring, o_proj)
         cute.arch.sync_threads()  # the barriers of the ring are ready
         pdl.wait()
         if warp == skinny.REQUESTING_WARP:
-            product.request_rest(ring, gated, o_proj)
+            product.request_rest(ring, o_proj)
+        elif product.copies(warp):
+            product.copy_tokens(ring, gated)
             if cutlass.const_expr(self.release):
                 pdl.release()
         else:
             product.multiply(ring, sums)
         cute.arch.sync_threads()  # the ring is read to its end: sums may take its place
-        if warp != skinny.REQUESTING_WARP:
+        if product.multiplies(warp):
             product.keep(ring, sums)
         cute.arch.sync_threads()
         owned = OUTPUTS // RANKS if self.two_shot else 0

@@ -6,10 +6,11 @@ Query of the indexer, all heads of a row:
 
 Grid     (ceil(OUTPUTS / tile_n), ceil(rows / tokens)): a CTA makes tile_n outputs of up to
          `tokens` rows.
-Loads    One warp requests tiles into a ring that fills shared memory, the others multiply.
-         Tile, ring and order of the sum: see the device module `skinny`.
+Loads    A ring in shared memory: one warp has the copy engine bring weights, others copy rows
+         by cp.async, the rest multiply. Tile, ring and order of the sum: see the device module
+         `skinny`.
 Wait     As much of index_q_b as the ring holds is requested before it, everything else behind it.
-         Released once the last load is requested.
+         Released once the last rows are requested.
 Rounding to BF16 once.
 """
 
@@ -46,6 +47,7 @@ class IndexGemm:
     tile_n:  outputs of a CTA, a multiple of 8.
     tokens:  rows of a CTA: 8, 16, 32 or 64. Any number of rows may be launched; the
              smallest that holds them all is the fastest.
+    ring:    KiB of the ring; what it leaves, a CTA of the next kernel may take.
 
     Raises ValueError for a tile that the kernel is not written for.
     """
@@ -54,17 +56,18 @@ class IndexGemm:
     pdl: bool = True
     tile_n: int = 32
     tokens: int = 64
+    ring: int = skinny.MOST_SHARED
 
     def __post_init__(self) -> None:
         self._product()
 
     def _product(self) -> skinny.SkinnyGemm:
-        return skinny.SkinnyGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens)
+        return skinny.SkinnyGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens, self.ring)
 
     @cute.jit
     def __call__(self, q_c: cute.Tensor, index_q_b: cute.Tensor, index_q: cute.Tensor, stream):
         product = self._product()
-        self.index_gemm(product.token_map(q_c), product.weight_map(index_q_b), index_q).launch(
+        self.index_gemm(q_c, product.weight_map(index_q_b), index_q).launch(
             grid=product.grid(q_c.shape[0]),
             block=[product.threads, 1, 1],
             stream=stream,
@@ -72,24 +75,26 @@ class IndexGemm:
         )
 
     @cute.kernel
-    def index_gemm(self, q_c, index_q_b, index_q: cute.Tensor):
+    def index_gemm(self, q_c: cute.Tensor, index_q_b, index_q: cute.Tensor):
         product = self._product()
         ring = product.make_ring()
         sums = product.zero_sums()
         warp = cute.arch.warp_idx()
 
         if warp == skinny.REQUESTING_WARP:
-            product.request_weights(ring, q_c, index_q_b)
+            product.request_weights(ring, index_q_b)
         cute.arch.sync_threads()  # the barriers of the ring are ready
         pdl.wait()
         if warp == skinny.REQUESTING_WARP:
-            product.request_rest(ring, q_c, index_q_b)
+            product.request_rest(ring, index_q_b)
+        elif product.copies(warp):
+            product.copy_tokens(ring, q_c)
             if cutlass.const_expr(self.release):
                 pdl.release()
         else:
             product.multiply(ring, sums)
         cute.arch.sync_threads()  # the ring is read to its end: sums may take its place
-        if warp != skinny.REQUESTING_WARP:
+        if product.multiplies(warp):
             product.keep(ring, sums)
         cute.arch.sync_threads()
         product.store(ring, index_q)
