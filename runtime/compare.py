@@ -17,6 +17,7 @@ from kpipe.runtime.oracle.compare import (
     tie_violations,
 )
 from kpipe.runtime.oracle.dsa_layer import oracle_layer
+from kpipe.runtime.oracle.residual import residual_stream
 from kpipe.runtime.oracle.result import Result, Rounding
 from kpipe.runtime.prepared import RankRun
 from kpipe.runtime.trial import Trial
@@ -155,19 +156,32 @@ def _rank_errors(
             reason = "of keys with equal scores the preferred ids come first"
             errors.append(StageError("indexer", "tie rule", broken, 0.0, reason, run.rank))
         _attention_errors(run, oracle, views, value, own, add)
-    out = oracle.out_reduced if oracle.partials is not None else oracle.out_partials[run.rank]
+    if "value" in trial.stages and not bool(active.all()):
+        exact = bool((views["gated"][~active] == 0).all())
+        errors.append(_inactive("value", exact, "exactly zero", run))
+    return errors + _output_errors(trial, run, oracle)
+
+
+def _output_errors(trial: Trial, run: RankRun, oracle: Result) -> list[StageError]:
+    """What the layer hands on, all rows: those that are not active leave the stream as it was."""
+    errors, active = [], oracle.active
+    reduced = oracle.out_reduced if oracle.partials is not None else oracle.out_partials[run.rank]
+    out = reduced if trial.prefix is None else residual_stream(trial.prefix, reduced)
     if trial.complete or _written(run.out):  # a complete run owes its output
-        error, limit = relative_error(run.out[active], out[active]), bounds["out"]
+        error, limit = relative_error(run.out[active], out[active]), declared_bounds()["out"]
         errors.append(StageError("o_proj", "out", error, float(limit), limit.reason, run.rank))
     if run.unstable is not None:
         reason = "every replay of the graph leaves the same bits"
         errors.append(StageError("o_proj", "replays", float(run.unstable), 0.0, reason, run.rank))
-    for stage, result in (("value", views["gated"]), ("o_proj", run.out)):
-        if stage in trial.stages and not bool(active.all()):
-            error = 0.0 if bool((result[~active] == 0).all()) else inf
-            what = "inactive rows"
-            errors.append(StageError(stage, what, error, 0.0, "exactly zero", run.rank))
+    if "o_proj" in trial.stages and not bool(active.all()):
+        exact = bool((run.out[~active] == out[~active]).all())
+        reason = "exactly zero" if trial.prefix is None else "exactly the residual stream"
+        errors.append(_inactive("o_proj", exact, reason, run))
     return errors
+
+
+def _inactive(stage: str, exact: bool, reason: str, run: RankRun) -> StageError:
+    return StageError(stage, "inactive rows", 0.0 if exact else inf, 0.0, reason, run.rank)
 
 
 def _tie_violations(trial: Trial, run: RankRun, row: int, chosen: Tensor) -> int:

@@ -298,7 +298,7 @@ class Layer:
             self._step_addresses = addresses
 
     def _padded(self, step: Step, size: int) -> Step:
-        """The step with padding rows: length 0, page 0, slot -1; hidden rows are zero."""
+        """The step with padding rows: length 0, page 0, slot -1; all other rows are zero."""
         requests = size // step.q
 
         def grown(tensor: Tensor | None, rows: int, value: int) -> Tensor | None:
@@ -317,6 +317,7 @@ class Layer:
             block_table=grown(step.block_table, requests, 0),
             index_slots=grown(step.index_slots, size, -1),
             index_table=grown(step.index_table, requests, 0),
+            prefix=grown(step.prefix, size, 0),
         )
 
     def _sequence(self, method: str, step: Step) -> list[str]:

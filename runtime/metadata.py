@@ -105,7 +105,7 @@ class Step:
     slots and index_slots [rows] int64, negative where nothing is inserted; block_table
     [requests, pages] and index_table [requests, index_pages] int32; q query rows a request,
     rows = requests * q.  Under context parallelism slots and tables are this rank's, lengths
-    are global.
+    are global.  A layer that adds to the residual stream takes it as prefix [rows, hidden] BF16.
     """
 
     hidden: Tensor
@@ -115,6 +115,7 @@ class Step:
     block_table: Tensor
     index_slots: Tensor | None = None
     index_table: Tensor | None = None
+    prefix: Tensor | None = None
     q: int = 1
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kpipe.runtime.carried import hand_on
 from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import Caches, Step, given
@@ -166,8 +167,7 @@ def launch_all(
     results = []
     for number, one in enumerate(ready):
         if number:
-            before = ready[number - 1].step
-            one.step.hidden.copy_((before.hidden.float() + before.out.float()).bfloat16())
+            hand_on(ready[number - 1].step, one.step)
         poison(one.layer)
         before_each()
         method = one.layer.run(one.step)

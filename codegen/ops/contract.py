@@ -345,9 +345,9 @@ def writes(
     return Operand(name, Kind.BUFFER, Access.WRITE, _split(shape), dtype, when=when, type=type)
 
 
-def weight(name: str, shape: str, dtype: str = "bf16") -> Operand:
+def weight(name: str, shape: str, dtype: str = "bf16", *, when: str = "") -> Operand:
     """A static tensor; it may be loaded before the wait."""
-    return Operand(name, Kind.WEIGHT, Access.READ, _split(shape), dtype, Phase.PROLOGUE)
+    return Operand(name, Kind.WEIGHT, Access.READ, _split(shape), dtype, Phase.PROLOGUE, when)
 
 
 def step(

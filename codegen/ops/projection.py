@@ -115,7 +115,8 @@ O_PROJ = Contract(
 O_REDUCE = Contract(
     name="o_reduce",
     doc="Sums the ranks' partials in rank order in FP32, rounds once to BF16. Two-shot: sums the "
-    "columns it owns, publishes them to every rank, then polls the gathered row.",
+    "columns it owns, publishes them to every rank, then polls the gathered row. Behind the "
+    "rounding it may add the residual stream.",
     operands=(
         mailbox("o_mail", Access.CONSUME, "tp, rows_cap, hidden", "bf16", type=PARTIAL),
         step("out", "rows, hidden", "bf16", write=True, type=REPLICATED),
@@ -127,9 +128,21 @@ O_REDUCE = Contract(
             when="two_shot",
             type=REPLICATED,
         ),
+        step("prefix", "rows, hidden", "bf16", when="add_prefix", type=REPLICATED),
     ),
-    flags=(Flag("two_shot", Derive.OPTION, "reduce"),),
-    options=(Option("reduce", ("one_shot", "two_shot"), table=True),),
+    flags=(
+        Flag("two_shot", Derive.OPTION, "reduce"),
+        Flag("add_prefix", Derive.OPTION, "residual"),
+    ),
+    options=(
+        Option("reduce", ("one_shot", "two_shot"), table=True),
+        Option(
+            "residual",
+            ("none", "add_prefix"),
+            doc="add_prefix: the sum, rounded to BF16, is added to the residual stream `prefix` of "
+            "the step; `out` is the new residual stream.",
+        ),
+    ),
     reference="reduce:o_reduce",
     kernel="o_reduce",
     release=Release.NEVER,

@@ -164,7 +164,7 @@ def ops_context(plan: PipelinePlan) -> dict[str, Any]:
 
 def _op(plan: PipelinePlan, contract: Contract, constants: dict[str, object]) -> str:
     module, _, function = contract.reference.partition(":")
-    flags = {"dcp": plan.context_parallel}
+    flags = plan.settled[contract.name]
     weights = [
         f'"{o.name}"' for o in contract.operands if o.kind is Kind.WEIGHT and active(o, flags)
     ]
@@ -230,8 +230,9 @@ def _op_constants(
     for flag in contract.flags:
         if flag.derive is Derive.CONTEXT_PARALLEL and plan.context_parallel:
             bound.append((flag.name, "True"))
+    told = {flag.operand for flag in contract.flags if flag.derive is Derive.OPTION}
     for option in contract.options:
-        if not option.table:
+        if not option.table and option.name not in told:
             bound.append((option.name, f'"{_option(plan, contract, option.name)}"'))
     return bound
 

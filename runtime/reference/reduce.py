@@ -17,24 +17,39 @@ def owned_columns(hidden: int, rank: int, ranks: int) -> slice:
 
 
 def o_reduce(
-    o_mail: Mailbox, out: Tensor, *, o_gather: Mailbox | None = None, two_shot: bool = False
+    o_mail: Mailbox,
+    out: Tensor,
+    *,
+    o_gather: Mailbox | None = None,
+    prefix: Tensor | None = None,
+    two_shot: bool = False,
+    add_prefix: bool = False,
 ) -> None:
     """out = BF16(sum of the ranks' partials in rank order, FP32), the same bits on every rank.
 
     o_mail [tp, rows_cap, hidden] BF16 holds the partial of rank s in place s and is re-armed;
     out [rows, hidden] BF16.  With `two_shot` this rank sums the columns it owns, publishes them
-    into o_gather [rows_cap, hidden] of every rank, then consumes its own gathered rows.
+    into o_gather [rows_cap, hidden] of every rank, then consumes its own gathered rows.  With
+    `add_prefix` out is BF16(prefix + that sum), prefix [rows, hidden] BF16.
     """
-    rows = slice(0, out.shape[0])
-    if not two_shot:
-        out.copy_(_summed(o_mail, rows, slice(0, out.shape[1])))
-        return
-    columns = owned_columns(out.shape[1], o_mail.rank, o_mail.ranks)
+    reduced = _exchanged(o_mail, o_gather, out.shape) if two_shot else _whole(o_mail, out.shape)
+    out.copy_(prefix.float() + reduced.float() if add_prefix else reduced)
+
+
+def _whole(o_mail: Mailbox, shape: tuple[int, int]) -> Tensor:
+    """The sums of all columns, by this rank alone."""
+    return _summed(o_mail, slice(0, shape[0]), slice(0, shape[1]))
+
+
+def _exchanged(o_mail: Mailbox, o_gather: Mailbox, shape: tuple[int, int]) -> Tensor:
+    """The sums of all columns, each by the rank that owns it."""
+    rows, columns = slice(0, shape[0]), owned_columns(shape[1], o_mail.rank, o_mail.ranks)
     owned = clear_negative_zero(_summed(o_mail, rows, columns))
     for peer in range(o_gather.ranks):
         o_gather.store(peer, (rows, columns), owned)
-    out.copy_(o_gather.poll((rows,)))
+    gathered = o_gather.poll((rows,)).clone()
     o_gather.rearm((rows,))
+    return gathered
 
 
 def _summed(o_mail: Mailbox, rows: slice, columns: slice) -> Tensor:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kpipe.runtime.launch_cases import boxes, candidates, exchange, select, small
+from kpipe.runtime.launch_cases import boxes, candidates, exchange, reduce, select, small
 from kpipe.runtime.reference.select import best, score_bits
 from kpipe.runtime.sharding import Shard
 
@@ -23,7 +23,7 @@ PITCH, GATE = 64, 16
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
-    for module in (boxes, candidates, exchange, select, small):
+    for module in (boxes, candidates, exchange, reduce, select, small):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     torch.manual_seed(0)
 
@@ -91,7 +91,7 @@ def value_kernel(case, live: dict[str, Tensor], pushes: bool, lse_base: str) -> 
     rearm(live["lse_mail"], exchange.ALL_ONES)
 
 
-def reduce_kernel(case, live: dict[str, Tensor], two_shot: bool) -> None:
+def reduce_kernel(case, live: dict[str, Tensor], two_shot: bool, add_prefix: bool) -> None:
     """o_reduce, by its definition."""
     mail, rows = live["o_mail"].float(), live["out"].shape[0]
     total = mail[0]
@@ -100,12 +100,13 @@ def reduce_kernel(case, live: dict[str, Tensor], two_shot: bool) -> None:
     total = total.bfloat16()
     columns = slice(0, REDUCE.OWNED) if two_shot else slice(None)
     rearm(live["o_mail"][:, :, columns], exchange.NEGATIVE_ZERO)
+    stream = live["prefix"].float() if add_prefix else torch.zeros(())
     if not two_shot:
-        live["out"].copy_(total)
+        live["out"].copy_(stream + total.float())
         return
     for box in case.boxes.of(live["o_gather_peers"]):
         box[:rows, columns] = cleared(total[:, columns])
-    live["out"].copy_(live["o_gather"])
+    live["out"].copy_(stream + live["o_gather"].float())
     rearm(live["o_gather"], exchange.NEGATIVE_ZERO)
 
 
@@ -165,26 +166,41 @@ def test_a_wrong_value_does_not_pass():
     assert any("gated: error" in wrong for wrong in wrong_base.wrong)
 
 
+@pytest.mark.parametrize("add_prefix", [True, False])
 @pytest.mark.parametrize("two_shot", [True, False])
-def test_a_right_sum_passes_and_a_wrong_one_does_not(two_shot):
-    case = exchange.OReduceCase(REDUCE)
-    verdict = judged(case, reduce_kernel, two_shot=two_shot)
+def test_a_right_sum_passes_and_a_wrong_one_does_not(two_shot, add_prefix):
+    case = reduce.OReduceCase(REDUCE)
+    flags = {"two_shot": two_shot, "add_prefix": add_prefix}
+    verdict = judged(case, reduce_kernel, **flags)
     assert not verdict.wrong, verdict.wrong
     for name, value in (("out", 7.0), ("o_mail", 1.0)):
 
         def fault(live: dict[str, Tensor], name=name, value=value) -> None:
             live[name][(0,) * live[name].dim()] = value
 
-        assert judged(case, reduce_kernel, fault, two_shot=two_shot).wrong, name
+        assert judged(case, reduce_kernel, fault, **flags).wrong, name
+
+
+def test_a_sum_that_is_not_rounded_ahead_of_the_stream_does_not_pass():
+    def at_once(case, live: dict[str, Tensor], two_shot: bool, add_prefix: bool) -> None:
+        mail = live["o_mail"].float()
+        total = live["prefix"].float() + mail[0] + mail[1] + mail[2] + mail[3]
+        reduce_kernel(case, live, two_shot, add_prefix)
+        live["out"].copy_(total)
+
+    case = reduce.OReduceCase(REDUCE)
+    verdict = judged(case, at_once, two_shot=False, add_prefix=True)
+    assert any("out" in wrong for wrong in verdict.wrong)
 
 
 def test_a_sum_in_another_order_does_not_pass():
-    def backwards(case, live: dict[str, Tensor], two_shot: bool) -> None:
+    def backwards(case, live: dict[str, Tensor], two_shot: bool, add_prefix: bool) -> None:
         live["o_mail"].copy_(live["o_mail"].flip(0).clone())
-        reduce_kernel(case, live, two_shot)
+        reduce_kernel(case, live, two_shot, add_prefix)
 
-    case = exchange.OReduceCase(REDUCE)
-    verdicts = [judged(case, backwards, two_shot=False) for _ in range(20)]
+    case = reduce.OReduceCase(REDUCE)
+    flags = {"two_shot": False, "add_prefix": False}
+    verdicts = [judged(case, backwards, **flags) for _ in range(20)]
     assert any("out" in wrong for verdict in verdicts for wrong in verdict.wrong)
 
 

@@ -42,7 +42,9 @@ FORMS = [
     ("o_proj", {}, True, False),
     ("o_proj", {"two_shot": True}, True, False),
     ("o_reduce", {}, False, True),
+    ("o_reduce", {"add_prefix": True}, False, True),
     ("o_reduce", {"two_shot": True}, True, True),
+    ("o_reduce", {"two_shot": True, "add_prefix": True}, True, True),
     ("o_reduce", {"two_shot": True, "half": "publish"}, True, True),
     ("o_reduce", {"two_shot": True, "half": "collect"}, False, True),
 ]

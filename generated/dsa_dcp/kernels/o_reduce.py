@@ -2,7 +2,8 @@
 
 Sum of the ranks' partial output projections:
 
-    out = BF16(sum over s of o_mail[s], in the order of the ranks)        FP32 sum
+    reduced = BF16(sum over s of o_mail[s], in the order of the ranks)        FP32 sum
+    out     = reduced, or BF16(prefix + reduced)
 
 one_shot   every rank has every partial and sums all columns.
 two_shot   every rank sums the columns that it owns, sends them to every rank's o_gather, and copies
@@ -13,7 +14,7 @@ Every fragment is re-armed by the thread that has read it.
 Grid     a thread a fragment of 8 columns, RANKS polls of it in flight. two_shot: not more CTAs
          than run at the same time (`resident`), as each waits for what all have sent.
 Wait     ahead of everything; never released: it polls.
-Rounding to BF16 once; what is sent has no negative zeros.
+Rounding to BF16 as above; what is sent has no negative zeros.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ IN_FLIGHT = 4  # fragments of a thread, of the row that comes together
 HALVES = ("whole", "publish", "collect")
 
 
-def operands(two_shot: bool = False, half: str = "whole") -> tuple[TensorSpec | None, ...]:
+def operands(
+    two_shot: bool = False, add_prefix: bool = False, half: str = "whole"
+) -> tuple[TensorSpec | None, ...]:
     """Tensors of a launch, in the order of the arguments; None where a flag leaves one out."""
     rows = Symbol("rows")
     source = (SOURCE_BYTES // BF16_BYTES, HIDDEN, 1)
@@ -51,24 +54,33 @@ def operands(two_shot: bool = False, half: str = "whole") -> tuple[TensorSpec | 
         TensorSpec("out", "bf16", (rows, HIDDEN)),
         TensorSpec("o_gather", "bf16", (rows, HIDDEN)) if two_shot else None,
         TensorSpec("o_gather_peers", "i64", (RANKS,)) if sends else None,
+        TensorSpec("prefix", "bf16", (rows, HIDDEN)) if add_prefix else None,
         TensorSpec("fault", "i64", (1,), align=8),
     )
 
 
+def _added(pair: Uint32, other: Uint32) -> Uint32:
+    """The sums of two pairs of BF16, rounded."""
+    (low, high), (other_low, other_high) = scalar.unpack_bf16(pair), scalar.unpack_bf16(other)
+    return half.pack_bf16(low + other_low, high + other_high)
+
+
 @dataclass(frozen=True)
 class OReduce:
-    """out = BF16(sum of the ranks' partials).
+    """out = BF16(sum of the ranks' partials), on top of the residual stream or alone.
 
-    pdl:      launch with the attribute that lets this grid start before its predecessor ends.
-    two_shot: sums what this rank owns and exchanges the sums.
-    rank:     whose columns these are; means nothing in one shot.
-    half:     whole; or apart the sum that it sends (publish) and the row that it waits for
-              (collect), of a two-shot sum.
-    resident: CTAs that run at the same time for sure.
+    pdl:        launch with the attribute that lets this grid start before its predecessor ends.
+    two_shot:   sums what this rank owns and exchanges the sums.
+    add_prefix: adds the sums to the residual stream.
+    rank:       whose columns these are; means nothing in one shot.
+    half:       whole; or apart the sum that it sends (publish) and the row that it waits for
+                (collect), of a two-shot sum.
+    resident:   CTAs that run at the same time for sure.
     """
 
     pdl: bool = True
     two_shot: bool = False
+    add_prefix: bool = False
     rank: int = 0
     half: str = "whole"
     resident: int = 132
@@ -92,13 +104,14 @@ class OReduce:
         out: cute.Tensor,
         o_gather: cute.Tensor | None,
         o_gather_peers: cute.Tensor | None,
+        prefix: cute.Tensor | None,
         fault: cute.Tensor,
         stream,
     ):
         ctas = cute.ceil_div(out.shape[0] * (HIDDEN // VECTOR), THREADS)
         if cutlass.const_expr(self.two_shot):
             ctas = cutlass.min(ctas, self.resident)
-        self.o_reduce(o_mail, out, o_gather, o_gather_peers, fault).launch(
+        self.o_reduce(o_mail, out, o_gather, o_gather_peers, prefix, fault).launch(
             grid=[ctas, 1, 1],
             block=[THREADS, 1, 1],
             stream=stream,
@@ -113,6 +126,7 @@ class OReduce:
         out: cute.Tensor,
         o_gather: cute.Tensor | None,
         o_gather_peers: cute.Tensor | None,
+        prefix: cute.Tensor | None,
         fault: cute.Tensor,
     ):
         first = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]
@@ -124,12 +138,19 @@ class OReduce:
             for item in cutlass.range(first, rows * pieces, step, unroll=1):
                 row, piece = item // pieces, item % pieces
                 words = self._sum(o_mail, row, piece, fault)
-                memory.store_words(self._piece(out, row, piece), words)
+                self._store(out, prefix, row, piece, words)
         else:
             if cutlass.const_expr(self.half != "collect"):
                 self._send(o_mail, rows, o_gather_peers, first, step, fault)
             if cutlass.const_expr(self.half != "publish"):
-                self._receive(o_gather, out, first, step, fault)
+                self._receive(o_gather, out, prefix, first, step, fault)
+
+    def _store(self, out: cute.Tensor, prefix: cute.Tensor | None, row, piece, words: list):
+        """A fragment of `reduced` as it leaves: on top of the residual stream, or alone."""
+        if self.add_prefix:
+            stream = self._piece(prefix, row, piece).load()
+            words = [_added(stream[place], word) for place, word in enumerate(words)]
+        memory.store_words(self._piece(out, row, piece), words)
 
     def _piece(self, rows: cute.Tensor, row, piece) -> cute.Tensor:
         """The words of one fragment of a row."""
@@ -167,7 +188,7 @@ class OReduce:
                 mailbox.store(peers[peer] + offset, sent)
 
     @cute.jit
-    def _receive(self, o_gather: cute.Tensor, out: cute.Tensor, first, step, fault):
+    def _receive(self, o_gather: cute.Tensor, out: cute.Tensor, prefix, first, step, fault):
         """The whole rows, as the ranks have sent them; re-arms them."""
         pieces = HIDDEN // VECTOR
         start, items = o_gather.iterator.toint(), out.shape[0] * pieces
@@ -181,4 +202,4 @@ class OReduce:
                 address, place = addresses[number], places[number]
                 words = mailbox.settle(polled[number], address, SENTINEL, "o_reduce", fault)
                 mailbox.rearm(address, SENTINEL)
-                memory.store_words(self._piece(out, place // pieces, place % pieces), words)
+                self._store(out, prefix, place // pieces, place % pieces, words)
