@@ -31,6 +31,7 @@ class RankRun:
     out: Tensor  # [rows, hidden] BF16, the step's own rows
     latent: PagedBytes  # caches with their metadata; data is what the layer has written
     index: PagedBytes
+    new_prefix: Tensor | None = None  # the residual stream, where the layer writes it beside out
     unstable: int | None = None  # replays that left other bits than the first; None without any
 
 
@@ -58,6 +59,7 @@ class Prepared:
             self.step.out.cpu(),
             self.latent,
             self.index,
+            None if self.step.new_prefix is None else self.step.new_prefix.cpu(),
         )
 
 
@@ -147,7 +149,8 @@ def _replay_again(
         return [None] * len(ready)
 
     def bits(place: int) -> list[Tensor]:
-        tensors = [ready[place].step.out, *vars(results[place][1]).values()]
+        step = ready[place].step
+        tensors = [step.out, step.new_prefix, *vars(results[place][1]).values()]
         return [t.view(torch.uint8) for t in tensors if isinstance(t, Tensor)]
 
     first = [[t.clone() for t in bits(place)] for place in range(len(ready))]

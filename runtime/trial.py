@@ -29,6 +29,7 @@ from kpipe.runtime.oracle.caches import (
 from kpipe.runtime.oracle.geometry import Geometry
 from kpipe.runtime.oracle.inputs import Batch, make_batch, make_weights, rank_weights
 from kpipe.runtime.oracle.inputs import Weights as ModelWeights
+from kpipe.runtime.oracle.residual import MixWeights, make_mix_weights
 from kpipe.runtime.prepared import (
     Prepared,
     RankRun,
@@ -46,7 +47,8 @@ class Trial:
     """One layer's inputs and the state of every rank after it ran.
 
     `stages` are those that were entered; a run that was not cut short is `complete`.  In a `tied`
-    one cached index keys repeat.  `prefix` is the residual stream that the layer adds to, if any.
+    one cached index keys repeat.  `carried` is what the layer took from the one ahead
+    of it; `mix` are its weights of AttnRes, where it has that.
     """
 
     geometry: Geometry
@@ -56,7 +58,8 @@ class Trial:
     stages: tuple[str, ...]
     complete: bool = True
     tied: bool = False
-    prefix: Tensor | None = None
+    carried: Carried | None = None
+    mix: MixWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,8 @@ def run_case(layer_class: type[Layer], case: Case) -> tuple[Trial, ...]:
         batch = replace(chain.contexts(number), hidden=carried.hidden)
         parts = chain.geometry, chain.models[number], batch, runs, entered
         tied = bool(case.distinct_keys)
-        trials.append(Trial(*parts, complete=not case.stop_after, tied=tied, prefix=carried.prefix))
+        mix = chain.mix_weights(number)
+        trials.append(Trial(*parts, not case.stop_after, tied, carried, mix))
         carried = carried.behind(runs if not layer_class.CONTEXT_PARALLEL else runs[:1])
     return tuple(trials)
 
@@ -135,6 +139,12 @@ class _Chain:
         """What the first layer takes."""
         operands = self.layer_class.MEMORY.step
         return first_carried(self.contexts(0).hidden, operands, seed=self.case.seed + 7)
+
+    def mix_weights(self, number: int) -> MixWeights | None:
+        """A layer's weights of AttnRes, None where it has none."""
+        if "mix_query" not in self.layer_class.MEMORY.weights:
+            return None
+        return make_mix_weights(self.geometry.hidden, self.case.model * 1000 + number)
 
     def contexts(self, number: int) -> Batch:
         """The requests and cached tokens of a layer; the hidden states are those of layer 0."""
@@ -241,11 +251,14 @@ def prepare(
         layer.TABLE = {key: {rows: case.method}}  # type: ignore[misc]
     held = rank_weights(geometry, model, rank, layer_class.RANKS)
     names = [f.name for f in fields(held) if not f.name.endswith("_inv")]
+    tensors = {name: getattr(held, name) for name in names}
+    if mix := chain.mix_weights(number):
+        tensors.update(vars(mix))
     caches = Caches(
         latent_kv=moved(latent.data, case.device), index_kv=moved(index.data, case.device)
     )
     layer.prepare(
-        Weights(**{name: getattr(held, name).to(case.device) for name in names}),
+        Weights(**{name: tensor.to(case.device) for name, tensor in tensors.items()}),
         caches,
         backend=case.backend,
         arch=case.arch,

@@ -246,6 +246,7 @@ class Contract:
     flags: tuple[Flag, ...] = ()
     options: tuple[Option, ...] = ()
     constants: tuple[str, ...] = ()  # geometry names that the op is specialised on
+    constants_when: str = ""  # flag under which it takes them; empty: always
     waits: bool = True
     release: Release = Release.AFTER_WAIT
     limits: Limits = Limits()

@@ -178,7 +178,7 @@ class TensorPlan:
     """A weight or step tensor that the engine hands in."""
 
     name: str
-    shape: tuple[int | str, ...]  # names: rows, requests, pages, index_pages
+    shape: tuple[int | str, ...]  # names: rows, requests, pages, index_pages, blocks
     dtype: str
     axes: tuple[str, ...]  # the shape expressions as the contract says them
     written: bool = False

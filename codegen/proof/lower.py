@@ -34,7 +34,7 @@ RELEASE = "release of step tensors"
 WORKSPACE = "workspace "  # in front of the names of private workspaces
 INPUTS = ("lengths", "slots", "index_slots", "block_table", "index_table")
 # What a layer leaves to the engine behind it, and what it takes from the engine ahead of it.
-HANDED_ON, TAKEN = ("out",), ("hidden", "prefix")
+HANDED_ON, TAKEN = ("out", "new_prefix"), ("hidden", "prefix", "saved")
 _TRIGGERS: Mapping[Release, model.Trigger] = {
     Release.NEVER: "never",
     Release.SOME_BLOCKS: "never",  # nobody starts before the last block has exited

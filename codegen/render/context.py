@@ -215,14 +215,16 @@ def _op_constants(
     plan: PipelinePlan, contract: Contract, constants: dict[str, object]
 ) -> list[tuple[str, str]]:
     bound: list[tuple[str, str]] = []
-    for name in contract.constants:
+    when = contract.constants_when
+    takes = not when or plan.settled[contract.name][when]
+    for name in contract.constants if takes else ():
         if name == "shard" or (name == "lse_base" and not contract.lse_base):
             continue  # bound by prepare(), or passed by the call
         if name == "lse_base":
             bound.append((name, f'"{contract.lse_base}"'))
         elif name == "rounds":
             bound.append((name, "ROUNDS"))
-        elif name in ("sigmoid", "index_quant"):
+        elif name in ("sigmoid", "index_quant", "round_mix"):
             bound.append((name, f'"{plan.numerics[name]}"'))
         else:
             constants[constant(name)] = plan.scalars.get(name, plan.dims.get(name))

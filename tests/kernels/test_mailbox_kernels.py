@@ -43,8 +43,13 @@ FORMS = [
     ("o_proj", {"two_shot": True}, True, False),
     ("o_reduce", {}, False, True),
     ("o_reduce", {"add_prefix": True}, False, True),
+    ("o_reduce", {"mix_blocks": True}, False, True),
+    ("o_reduce", {"add_prefix": True, "mix_blocks": True, "round_mix": "bf16"}, False, True),
     ("o_reduce", {"two_shot": True}, True, True),
     ("o_reduce", {"two_shot": True, "add_prefix": True}, True, True),
+    ("o_reduce", {"two_shot": True, "add_prefix": True, "mix_blocks": True}, True, True),
+    ("o_reduce", {"two_shot": True, "mix_blocks": True, "half": "publish"}, True, True),
+    ("o_reduce", {"two_shot": True, "mix_blocks": True, "half": "collect"}, False, True),
     ("o_reduce", {"two_shot": True, "half": "publish"}, True, True),
     ("o_reduce", {"two_shot": True, "half": "collect"}, False, True),
 ]
