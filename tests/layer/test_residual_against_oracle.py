@@ -45,6 +45,12 @@ def test_the_stream_and_its_mixture_are_within_their_bounds(
     assert second.carried.prefix.equal(stream) if adds else second.carried.prefix is None
 
 
+@pytest.mark.parametrize("mix", ["", "fp32", "bf16"])
+def test_the_rounding_of_the_mixture_is_bound(layers: LayerFactory, mix: str) -> None:
+    ops = {op.name: op for op in layers.residual(2, mix=mix).OPS}
+    assert ops["o_reduce"].constants == ({"rms_eps": 1e-6, "round_mix": mix} if mix else {})
+
+
 @pytest.mark.parametrize("rows", [2, 33])
 @pytest.mark.parametrize("mix", ["", "fp32"])
 def test_rows_without_keys_leave_the_stream_as_it_was(
