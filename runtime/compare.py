@@ -11,12 +11,14 @@ from torch import Tensor
 from kpipe.runtime.oracle.byte_formats import decode_index, decode_latent
 from kpipe.runtime.oracle.caches import index_planes
 from kpipe.runtime.oracle.compare import (
+    Bound,
     declared_bounds,
     relative_error,
     selection_violation,
     tie_violations,
 )
 from kpipe.runtime.oracle.dsa_layer import oracle_layer
+from kpipe.runtime.oracle.residual import attn_res, residual_stream, stream_bound
 from kpipe.runtime.oracle.result import Result, Rounding
 from kpipe.runtime.prepared import RankRun
 from kpipe.runtime.trial import Trial
@@ -155,19 +157,49 @@ def _rank_errors(
             reason = "of keys with equal scores the preferred ids come first"
             errors.append(StageError("indexer", "tie rule", broken, 0.0, reason, run.rank))
         _attention_errors(run, oracle, views, value, own, add)
-    out = oracle.out_reduced if oracle.partials is not None else oracle.out_partials[run.rank]
-    if trial.complete or _written(run.out):  # a complete run owes its output
-        error, limit = relative_error(run.out[active], out[active]), bounds["out"]
-        errors.append(StageError("o_proj", "out", error, float(limit), limit.reason, run.rank))
+    if "value" in trial.stages and not bool(active.all()):
+        exact = bool((views["gated"][~active] == 0).all())
+        errors.append(_inactive("value", exact, "exactly zero", run))
+    return errors + _output_errors(trial, run, oracle)
+
+
+def _output_errors(trial: Trial, run: RankRun, oracle: Result) -> list[StageError]:
+    """What the layer hands on; rows that are not active leave the residual stream as it was."""
+    errors, active = [], oracle.active
+    owed = _owed(trial, run, oracle)
+    for what, expected, limit in owed:
+        actual = getattr(run, what)
+        if trial.complete or _written(actual):  # a complete run owes its outputs
+            error = relative_error(actual[active], expected[active])
+            errors.append(StageError("o_proj", what, error, float(limit), limit.reason, run.rank))
     if run.unstable is not None:
         reason = "every replay of the graph leaves the same bits"
         errors.append(StageError("o_proj", "replays", float(run.unstable), 0.0, reason, run.rank))
-    for stage, result in (("value", views["gated"]), ("o_proj", run.out)):
-        if stage in trial.stages and not bool(active.all()):
-            error = 0.0 if bool((result[~active] == 0).all()) else inf
-            what = "inactive rows"
-            errors.append(StageError(stage, what, error, 0.0, "exactly zero", run.rank))
+    if "o_proj" in trial.stages and not bool(active.all()):
+        what, stream, _ = owed[0]
+        reason = "exactly what was there before, or zero"
+        exact = bool((getattr(run, what)[~active] == stream[~active]).all())
+        errors.append(_inactive("o_proj", exact, reason, run))
     return errors
+
+
+def _owed(trial: Trial, run: RankRun, oracle: Result) -> list[tuple[str, Tensor, Bound]]:
+    """Outputs that a rank owes, float64, with their bounds; the sum, or the stream, comes first."""
+    reduced = oracle.out_reduced if oracle.partials is not None else oracle.out_partials[run.rank]
+    taken, bound = trial.carried, declared_bounds()["out"]
+    limit, stream = bound, reduced
+    if taken is not None and taken.prefix is not None:
+        stream = residual_stream(taken.prefix, reduced)
+        limit = stream_bound(bound, reduced[oracle.active], stream[oracle.active])
+    if trial.mix is None:
+        return [("out", stream, limit)]
+    rounds = any(op.constants.get("round_mix") == "bf16" for op in run.layer.OPS)
+    mixed = attn_res(taken.saved, stream, trial.mix, trial.geometry.rms_eps, rounds)
+    return [("new_prefix", stream, limit), ("out", mixed, bound)]
+
+
+def _inactive(stage: str, exact: bool, reason: str, run: RankRun) -> StageError:
+    return StageError(stage, "inactive rows", 0.0 if exact else inf, 0.0, reason, run.rank)
 
 
 def _tie_violations(trial: Trial, run: RankRun, row: int, chosen: Tensor) -> int:

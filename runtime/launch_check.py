@@ -190,6 +190,8 @@ def copy_of(tensor: Tensor | None) -> Tensor | None:
     """A copy with the same strides."""
     if tensor is None:
         return None
+    if not tensor.numel():
+        return torch.empty_like(tensor)
     extent = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     storage = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
     return storage.as_strided(tensor.shape, tensor.stride()).copy_(tensor)

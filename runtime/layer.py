@@ -24,6 +24,8 @@ from kpipe.runtime.library.catalogue import LibraryOp, UnusedOp, refusals
 from kpipe.runtime.library.site import site_of
 from kpipe.runtime.memory import Memory, Scratch
 from kpipe.runtime.metadata import (
+    MOST_SAVED,
+    STEP_OUTPUTS,
     Caches,
     LayerError,
     Step,
@@ -136,7 +138,9 @@ class Layer:
             self._stop_after = ""
         self.comm.stage = ""
         if padded is not step:
-            step.out.copy_(padded.out[: step.rows])
+            for name in STEP_OUTPUTS:
+                if (written := getattr(step, name)) is not None:
+                    written.copy_(getattr(padded, name)[: step.rows])
         return method
 
     def views(self, rows: int) -> SimpleNamespace:
@@ -307,24 +311,30 @@ class Layer:
         check_rows(step.rows, step.lengths, step.block_table, step.q, self.NAME)
         tensors = given(step)
         check_tensors(f"{self.NAME} step", tensors, self.MEMORY.step, sizes)
+        if step.saved is not None and step.saved.shape[0] > MOST_SAVED:
+            raise LayerError(
+                f"{self.NAME} step: {step.saved.shape[0]} saved blocks; at most {MOST_SAVED} are "
+                "mixed"
+            )
         addresses = tuple((tensor.data_ptr(), *tensor.shape) for tensor in tensors.values())
         if addresses != self._step_addresses:  # an engine hands in the same ones again and again
             step_blocks = [
-                block_of(f"step {name}", tensor, written=name == "out")
+                block_of(f"step {name}", tensor, written=name in STEP_OUTPUTS)
                 for name, tensor in tensors.items()
             ]
             self._refuse_overlaps([*self._blocks, *step_blocks])
             self._step_addresses = addresses
 
     def _padded(self, step: Step, size: int) -> Step:
-        """The step with padding rows: length 0, page 0, slot -1; hidden rows are zero."""
+        """The step with padding rows: length 0, page 0, slot -1; all other rows are zero."""
         requests = size // step.q
 
-        def grown(tensor: Tensor | None, rows: int, value: int) -> Tensor | None:
+        def grown(tensor: Tensor | None, rows: int, value: int, axis: int = 0) -> Tensor | None:
             if tensor is None:
                 return None
-            padded = tensor.new_full((rows, *tensor.shape[1:]), value)
-            padded[: tensor.shape[0]] = tensor
+            shape = (*tensor.shape[:axis], rows, *tensor.shape[axis + 1 :])
+            padded = tensor.new_full(shape, value)
+            padded.narrow(axis, 0, tensor.shape[axis]).copy_(tensor)
             return padded
 
         return replace(
@@ -336,6 +346,9 @@ class Layer:
             block_table=grown(step.block_table, requests, 0),
             index_slots=grown(step.index_slots, size, -1),
             index_table=grown(step.index_table, requests, 0),
+            prefix=grown(step.prefix, size, 0),
+            saved=grown(step.saved, size, 0, axis=1),
+            new_prefix=grown(step.new_prefix, size, 0),
         )
 
     def _sequence(self, method: str, step: Step) -> list[str]:

@@ -20,6 +20,10 @@ DTYPES: Mapping[str, torch.dtype] = {
     "i64": torch.int64,
     "u8": torch.uint8,
 }
+MOST_SAVED = 8
+"""Saved blocks that AttnRes mixes at most."""
+STEP_OUTPUTS = ("out", "new_prefix")
+"""Tensors of a step that a layer writes."""
 Axis = int | str  # a size, or a name such as "rows" whose size a step decides
 
 
@@ -71,7 +75,8 @@ class Weights:
     q_b [H * (nope + pe), q_lora], w_uk [H, nope, kv_lora], w_uv [H, v_dim, kv_lora] (latent
     innermost), index_q_b [index_heads * index_dim, q_lora], o_proj [hidden, H * v_dim], all BF16;
     index_k_norm and index_k_bias [index_dim], q_scale, k_scale and v_scale [1] FP32.  v_scale is
-    checked against k_scale: an MLA latent has one scale.
+    checked against k_scale: an MLA latent has one scale.  AttnRes takes mix_norm, mix_query and
+    out_norm [hidden] BF16.
     """
 
     packed: Tensor | None = None
@@ -87,6 +92,9 @@ class Weights:
     q_scale: Tensor | None = None
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    mix_norm: Tensor | None = None
+    mix_query: Tensor | None = None
+    out_norm: Tensor | None = None
 
 
 @dataclass
@@ -105,7 +113,9 @@ class Step:
     slots and index_slots [rows] int64, negative where nothing is inserted; block_table
     [requests, pages] and index_table [requests, index_pages] int32; q query rows a request,
     rows = requests * q.  Under context parallelism slots and tables are this rank's, lengths
-    are global.
+    are global.  A layer that adds to the residual stream takes it as prefix [rows, hidden] BF16;
+    one with AttnRes takes up to MOST_SAVED blocks saved [blocks, rows, hidden] BF16 (blocks may be
+    any distance apart) and leaves the stream in new_prefix [rows, hidden].
     """
 
     hidden: Tensor
@@ -115,6 +125,9 @@ class Step:
     block_table: Tensor
     index_slots: Tensor | None = None
     index_table: Tensor | None = None
+    prefix: Tensor | None = None
+    saved: Tensor | None = None
+    new_prefix: Tensor | None = None
     q: int = 1
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kpipe.runtime.carried import hand_on
 from kpipe.runtime.comm.device_processes import DeviceProcesses
 from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.layer import Layer
@@ -31,6 +32,7 @@ class RankRun:
     out: Tensor  # [rows, hidden] BF16, the step's own rows
     latent: PagedBytes  # caches with their metadata; data is what the layer has written
     index: PagedBytes
+    new_prefix: Tensor | None = None  # the residual stream, where the layer writes it beside out
     unstable: int | None = None  # replays that left other bits than the first; None without any
 
 
@@ -58,6 +60,7 @@ class Prepared:
             self.step.out.cpu(),
             self.latent,
             self.index,
+            None if self.step.new_prefix is None else self.step.new_prefix.cpu(),
         )
 
 
@@ -154,7 +157,8 @@ def _replay_again(
         return [None] * len(ready)
 
     def bits(place: int) -> list[Tensor]:
-        tensors = [ready[place].step.out, *vars(results[place][1]).values()]
+        step = ready[place].step
+        tensors = [step.out, step.new_prefix, *vars(results[place][1]).values()]
         return [t.view(torch.uint8) for t in tensors if isinstance(t, Tensor)]
 
     first = [[t.clone() for t in bits(place)] for place in range(len(ready))]
@@ -174,8 +178,7 @@ def launch_all(
     results = []
     for number, one in enumerate(ready):
         if number:
-            before = ready[number - 1].step
-            one.step.hidden.copy_((before.hidden.float() + before.out.float()).bfloat16())
+            hand_on(ready[number - 1].step, one.step)
         poison(one.layer)
         before_each()
         method = one.layer.run(one.step)

@@ -6,7 +6,6 @@ poisoned with NaN bytes before a run, so that what was not written shows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kpipe.runtime.carried import Carried, first_carried
 from kpipe.runtime.comm.device_processes import DeviceProcesses
 from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.host_processes import HostProcesses
@@ -32,6 +32,7 @@ from kpipe.runtime.oracle.caches import (
 from kpipe.runtime.oracle.geometry import Geometry
 from kpipe.runtime.oracle.inputs import Batch, make_batch, make_weights, rank_weights
 from kpipe.runtime.oracle.inputs import Weights as ModelWeights
+from kpipe.runtime.oracle.residual import MixWeights, make_mix_weights
 from kpipe.runtime.prepared import (
     Prepared,
     RankRun,
@@ -49,7 +50,8 @@ class Trial:
     """One layer's inputs and the state of every rank after it ran.
 
     `stages` are those that were entered; a run that was not cut short is `complete`.  In a `tied`
-    one cached index keys repeat.
+    one cached index keys repeat.  `carried` is what the layer took from the one ahead
+    of it; `mix` are its weights of AttnRes, where it has that.
     """
 
     geometry: Geometry
@@ -59,6 +61,8 @@ class Trial:
     stages: tuple[str, ...]
     complete: bool = True
     tied: bool = False
+    carried: Carried | None = None
+    mix: MixWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -98,12 +102,12 @@ def run_case(
     With a `group` of processes this one runs its own rank, and only rank 0 gets the trials; the
     others get none.
 
-    Layers have different weights and caches and share scratch and mailboxes; the hidden states
-    of a layer are those of the one before plus its output (without context parallelism: plus the
+    Layers have different weights and caches and share scratch and mailboxes; what a layer takes
+    from the one before says `Carried` (without context parallelism hidden states grow by the
     partial outputs of the ranks that run).
     """
     chain = _Chain(layer_class, case)
-    first = chain.contexts(0).hidden
+    first = chain.first()
     if group is not None:
         by_rank = gathered(group.processes, layer_class, chain.run_here(first, group))
         if not by_rank:
@@ -116,14 +120,16 @@ def run_case(
         by_rank = threads.run(lambda comm: chain.run_rank(first, comm))
     else:
         by_rank = chain.run_alone(first)
-    hidden, trials = first, []
+    carried, trials = first, []
     for number in range(case.layers):
         runs = tuple(rank_runs[number] for rank_runs in by_rank)
         entered = stages(layer_class, runs[0].method, case.stop_after)
-        batch = replace(chain.contexts(number), hidden=hidden)
+        batch = replace(chain.contexts(number), hidden=carried.hidden)
         parts = chain.geometry, chain.models[number], batch, runs, entered
-        trials.append(Trial(*parts, complete=not case.stop_after, tied=bool(case.distinct_keys)))
-        hidden = _next_hidden(hidden, runs if not layer_class.CONTEXT_PARALLEL else runs[:1])
+        tied = bool(case.distinct_keys)
+        mix = chain.mix_weights(number)
+        trials.append(Trial(*parts, not case.stop_after, tied, carried, mix))
+        carried = carried.behind(runs if not layer_class.CONTEXT_PARALLEL else runs[:1])
     return tuple(trials)
 
 
@@ -142,6 +148,17 @@ class _Chain:
         self.geometry = geometry_of(layer_class)
         seeds = range(case.model * 1000, case.model * 1000 + case.layers)
         self.models = [_model(self.geometry, seed) for seed in seeds]
+
+    def first(self) -> Carried:
+        """What the first layer takes."""
+        operands = self.layer_class.MEMORY.step
+        return first_carried(self.contexts(0).hidden, operands, seed=self.case.seed + 7)
+
+    def mix_weights(self, number: int) -> MixWeights | None:
+        """A layer's weights of AttnRes, None where it has none."""
+        if "mix_query" not in self.layer_class.MEMORY.weights:
+            return None
+        return make_mix_weights(self.geometry.hidden, self.case.model * 1000 + number)
 
     def contexts(self, number: int) -> Batch:
         """The requests and cached tokens of a layer; the hidden states are those of layer 0."""
@@ -162,33 +179,33 @@ class _Chain:
         form = self.layer_class.MEMORY.cache_format(cache)
         return max(3, -(-self.case.cache_bytes // (spec.page * form.row_bytes)))
 
-    def run_rank(self, hidden: Tensor, comm: Any) -> list[RankRun]:
+    def run_rank(self, carried: Carried, comm: Any) -> list[RankRun]:
         """All layers on one rank of a group."""
         scratch, runs = Scratch(self.case.device), []
         for number in range(self.case.layers):
-            runs.append(_run_rank(self, number, hidden, comm, comm.rank, scratch))
-            hidden = _next_hidden(hidden, runs[-1:])
+            runs.append(_run_rank(self, number, carried, comm, comm.rank, scratch))
+            carried = carried.behind(runs[-1:])
         return runs
 
     def run_here(
-        self, hidden: Tensor, group: HostProcesses | DeviceProcesses
+        self, carried: Carried, group: HostProcesses | DeviceProcesses
     ) -> list[list[RankRun]]:
         """All layers on the rank that this process is."""
         if isinstance(group, DeviceProcesses):
-            return self.run_on_device(hidden, group)
-        return group.run(lambda comm: self.run_rank(hidden, comm))
+            return self.run_on_device(carried, group)
+        return group.run(lambda comm: self.run_rank(carried, comm))
 
     def run_on_device(
-        self, hidden: Tensor, group: DeviceRanks | DeviceProcesses
+        self, carried: Carried, group: DeviceRanks | DeviceProcesses
     ) -> list[list[RankRun]]:
         """All layers on the ranks of a group that this process drives."""
         if group.lockstep and not self.case.captured:
-            return group.run(lambda comm: self.run_rank(hidden, comm))
+            return group.run(lambda comm: self.run_rank(carried, comm))
         numbers, ready = range(self.case.layers), []
         for rank in group.here:
             scratch = Scratch(self.case.device)
             ready.append(
-                [prepare(self, n, hidden, group.rank(rank), rank, scratch) for n in numbers]
+                [prepare(self, n, carried, group.rank(rank), rank, scratch) for n in numbers]
             )
         if self.case.captured:
             return run_captured(ready, self.case.replays, group)
@@ -203,7 +220,7 @@ class _Chain:
             for of_rank in zip(ready, results, strict=True)
         ]
 
-    def run_alone(self, hidden: Tensor) -> list[list[RankRun]]:
+    def run_alone(self, carried: Carried) -> list[list[RankRun]]:
         """All layers on ranks that exchange nothing, one after the other."""
         ranks = self.case.only_ranks or (0,)
         scratch = [Scratch(self.case.device) for _ in ranks]
@@ -211,28 +228,24 @@ class _Chain:
             numbers = range(self.case.layers)
             found = []
             for place, rank in enumerate(ranks):
-                of_rank = [prepare(self, n, hidden, None, rank, scratch[place]) for n in numbers]
+                of_rank = [prepare(self, n, carried, None, rank, scratch[place]) for n in numbers]
                 found += run_captured([of_rank], self.case.replays)
             return found
         runs: list[list[RankRun]] = [[] for _ in ranks]
         for number in range(self.case.layers):
             for place, rank in enumerate(ranks):
-                run = _run_rank(self, number, hidden, None, rank, scratch[place])
+                run = _run_rank(self, number, carried, None, rank, scratch[place])
                 runs[place].append(run)
-            hidden = _next_hidden(hidden, [rank_runs[-1] for rank_runs in runs])
+            carried = carried.behind([rank_runs[-1] for rank_runs in runs])
         return runs
 
 
-def _next_hidden(hidden: Tensor, runs: Sequence[RankRun]) -> Tensor:
-    return (hidden.float() + sum(run.out.float() for run in runs)).bfloat16()
-
-
 def prepare(
-    chain: _Chain, number: int, hidden: Tensor, comm: Any, rank: int, scratch: Scratch
+    chain: _Chain, number: int, carried: Carried, comm: Any, rank: int, scratch: Scratch
 ) -> Prepared:
     """Layer `number` of the chain with seeded weights, caches and step tensors on its device."""
     layer_class, geometry, case = chain.layer_class, chain.geometry, chain.case
-    model, batch = chain.models[number], replace(chain.contexts(number), hidden=hidden.cpu())
+    model, batch = chain.models[number], chain.contexts(number)
     shard = ContextShard()
     if layer_class.CONTEXT_PARALLEL:
         shard = ContextShard(rank, layer_class.RANKS, layer_class.INTERLEAVE)
@@ -262,11 +275,14 @@ def prepare(
         layer.TABLE = {key: {rows: case.method}}  # type: ignore[misc]
     held = rank_weights(geometry, model, rank, layer_class.RANKS)
     names = [f.name for f in fields(held) if not f.name.endswith("_inv")]
+    tensors = {name: getattr(held, name) for name in names}
+    if mix := chain.mix_weights(number):
+        tensors.update(vars(mix))
     caches = Caches(
         latent_kv=moved(latent.data, case.device), index_kv=moved(index.data, case.device)
     )
     layer.prepare(
-        Weights(**{name: getattr(held, name).to(case.device) for name in names}),
+        Weights(**{name: tensor.to(case.device) for name, tensor in tensors.items()}),
         caches,
         backend=case.backend,
         arch=case.arch,
@@ -274,16 +290,16 @@ def prepare(
         comm=comm,
         scratch=scratch,
     )
-    step = step_of(batch, latent, index)
+    step = carried.step(step_of(batch, latent, index))
     tensors = {name: tensor.to(case.device) for name, tensor in given(step).items()}
     return Prepared(rank, layer, replace(step, **tensors), latent, index, caches)
 
 
 def _run_rank(
-    chain: _Chain, number: int, hidden: Tensor, comm: Any, rank: int, scratch: Scratch
+    chain: _Chain, number: int, carried: Carried, comm: Any, rank: int, scratch: Scratch
 ) -> RankRun:
     case = chain.case
-    ready = prepare(chain, number, hidden, comm, rank, scratch)
+    ready = prepare(chain, number, carried, comm, rank, scratch)
     if case.poison:
         poison(ready.layer)
     method = ready.layer.run(ready.step, stop_after=case.stop_after)

@@ -81,6 +81,20 @@ class LayerFactory:
         text += _DS_MLA + _DS_MLA_MAIL if ds_mla else ""
         return self.layer(name, _spec("dsa_dcp", name, text, mode))
 
+    def residual(
+        self, ranks: int = 2, *, add_prefix: bool = True, mix: str = "", mode: str = ""
+    ) -> type[Layer]:
+        """dsa_dcp in small, its sum added to the residual stream; `mix`: AttnRes, its rounding."""
+        words = ["residual", str(ranks), *(["add"] if add_prefix else []), *([mix] if mix else [])]
+        options = 'reduce: {"1-32": one_shot, "33-64": two_shot}'
+        options += ", residual: add_prefix" if add_prefix else ""
+        options += ", attn_res: mix_blocks" if mix else ""
+        text = f"parallel: {{tp: {ranks}, dcp: {ranks}}}\n"
+        text += f"stages:\n  o_proj: {{ops: [o_proj, o_reduce], options: {{{options}}}}}\n"
+        text += f"numerics:\n  round: {{mix: {mix}}}\n" if mix else ""
+        name = "_".join([*words, *([mode] if mode else [])])
+        return self.layer(name, _spec("dsa_dcp", name, text, mode))
+
 
 def _spec(base: str, name: str, text: str, mode: str) -> str:
     table = (

@@ -247,6 +247,7 @@ class Contract:
     flags: tuple[Flag, ...] = ()
     options: tuple[Option, ...] = ()
     constants: tuple[str, ...] = ()  # geometry names that the op is specialised on
+    constants_when: str = ""  # flag under which it takes them; empty: always
     waits: bool = True
     release: Release = Release.AFTER_WAIT
     limits: Limits = Limits()
@@ -349,9 +350,9 @@ def writes(
     return Operand(name, Kind.BUFFER, Access.WRITE, _split(shape), dtype, when=when, type=type)
 
 
-def weight(name: str, shape: str, dtype: str = "bf16") -> Operand:
+def weight(name: str, shape: str, dtype: str = "bf16", *, when: str = "") -> Operand:
     """A static tensor; it may be loaded before the wait."""
-    return Operand(name, Kind.WEIGHT, Access.READ, _split(shape), dtype, Phase.PROLOGUE)
+    return Operand(name, Kind.WEIGHT, Access.READ, _split(shape), dtype, Phase.PROLOGUE, when)
 
 
 def step(

@@ -126,7 +126,8 @@ O_PROJ = Contract(
 O_REDUCE = Contract(
     name="o_reduce",
     doc="Sums the ranks' partials in rank order in FP32, rounds once to BF16. Two-shot: sums the "
-    "columns it owns, publishes them to every rank, then polls the gathered row.",
+    "columns it owns, publishes them to every rank, then polls the gathered row. Behind the "
+    "rounding it may add the residual stream, and mix that with the saved blocks (AttnRes).",
     operands=(
         mailbox("o_mail", Access.CONSUME, "tp, rows_cap, hidden", "bf16", type=PARTIAL),
         step("out", "rows, hidden", "bf16", write=True, type=REPLICATED),
@@ -138,9 +139,35 @@ O_REDUCE = Contract(
             when="two_shot",
             type=REPLICATED,
         ),
+        step("prefix", "rows, hidden", "bf16", when="add_prefix", type=REPLICATED),
+        step("saved", "blocks, rows, hidden", "bf16", when="mix_blocks", type=REPLICATED),
+        weight("mix_norm", "hidden", when="mix_blocks"),
+        weight("mix_query", "hidden", when="mix_blocks"),
+        weight("out_norm", "hidden", when="mix_blocks"),
+        step("new_prefix", "rows, hidden", "bf16", write=True, when="mix_blocks", type=REPLICATED),
     ),
-    flags=(Flag("two_shot", Derive.OPTION, "reduce"),),
-    options=(Option("reduce", ("one_shot", "two_shot"), table=True),),
+    flags=(
+        Flag("two_shot", Derive.OPTION, "reduce"),
+        Flag("add_prefix", Derive.OPTION, "residual"),
+        Flag("mix_blocks", Derive.OPTION, "attn_res"),
+    ),
+    options=(
+        Option("reduce", ("one_shot", "two_shot"), table=True),
+        Option(
+            "residual",
+            ("none", "add_prefix"),
+            doc="add_prefix: the sum, rounded to BF16, is added to the residual stream `prefix` of "
+            "the step; `out` is the new residual stream.",
+        ),
+        Option(
+            "attn_res",
+            ("none", "mix_blocks"),
+            doc="mix_blocks: `out` is the normed mixture of the saved blocks and the new residual "
+            "stream, which goes to `new_prefix`.",
+        ),
+    ),
+    constants=("rms_eps", "round_mix"),
+    constants_when="mix_blocks",
     reference="reduce:o_reduce",
     kernel="o_reduce",
     release=Release.NEVER,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from kpipe.codegen.ops.contract import Kind
+from kpipe.codegen.ops.contract import Contract, Derive, Kind, Option
 from kpipe.codegen.plan.bind import collect_tensors
 from kpipe.codegen.plan.methods import name_methods
 from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.plan.resolve import Resolved
 from kpipe.codegen.plan.tactics import tactics_of
+from kpipe.codegen.spec.document import Scalar
 
 
 def check_used(resolved: Resolved, plans: list[StepPlan], report: Report) -> None:
@@ -71,7 +72,7 @@ def assemble(
 ) -> PipelinePlan:
     spec, dims = resolved.spec, resolved.dims
     ops = tuple(resolved.contracts[name] for name in inventory(resolved))
-    parallel = resolved.context_parallel
+    settled = {op.name: settled_flags(resolved, op) for op in ops}
     softmax_dim = dims_value(str(resolved.geometry.scalars.softmax_dim), dims)
     scalars = resolved.geometry.scalars
     return PipelinePlan(
@@ -100,10 +101,11 @@ def assemble(
         buffers=resolved.buffers,
         mailboxes=resolved.mailboxes,
         caches=resolved.caches,
-        weights=collect_tensors(ops, Kind.WEIGHT, resolved.memory, parallel, report),
-        step=collect_tensors(ops, Kind.STEP, resolved.memory, parallel, report),
+        weights=collect_tensors(ops, Kind.WEIGHT, resolved.memory, settled, report),
+        step=collect_tensors(ops, Kind.STEP, resolved.memory, settled, report),
         ops=ops,
         stages=MappingProxyType(inventory(resolved)),
+        settled=MappingProxyType(settled),
         tactics=MappingProxyType(
             {
                 op.name: tactics_of(op, resolved.slots.values(), resolved.targets, resolved.rows)
@@ -117,6 +119,26 @@ def assemble(
         environment=MappingProxyType(spec.environment.model_dump()),
         streams=_streams(resolved, plans),
     )
+
+
+def settled_flags(resolved: Resolved, contract: Contract) -> dict[str, bool]:
+    """Flags of an op that are the same in every mode and for all rows."""
+    options = {option.name: option for option in contract.options if not option.table}
+    flags = {"dcp": resolved.context_parallel}
+    for flag in contract.flags:
+        if flag.derive is Derive.OPTION and flag.operand in options:
+            value = _settled_option(resolved, contract.name, options[flag.operand])
+            flags[flag.name] = value == flag.name
+    return flags
+
+
+def _settled_option(resolved: Resolved, op: str, option: Option) -> str:
+    """The word that a spec gives an option that may not vary by rows."""
+    for slot in resolved.slots.values():
+        if op in slot.choices and option.name in slot.options:
+            node = next(iter(slot.options[option.name].values())).value
+            return node.raw if isinstance(node, Scalar) else option.choices[0]
+    return option.choices[0]
 
 
 def dims_value(text: str, dims: Mapping[str, int]) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kpipe.codegen.diagnostics import Span
 from kpipe.codegen.ops.contract import Contract, Kind, Operand
 from kpipe.codegen.plan.dims import SYMBOLS
+from kpipe.codegen.plan.flags import active
 from kpipe.codegen.plan.model import BufferPlan, MailboxPlan, TensorPlan
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.spec.expressions import ExpressionError, evaluate, parse
@@ -174,15 +175,20 @@ def collect_tensors(
     contracts: tuple[Contract, ...],
     kind: Kind,
     memory: Memory,
-    context_parallel: bool,
+    settled: Mapping[str, Mapping[str, bool]],
     report: Report,
 ) -> tuple[TensorPlan, ...]:
-    """Weights or step tensors that these ops can need, by name; the same name has one shape."""
+    """Weights or step tensors that these ops can need, by name; the same name has one shape.
+
+    `settled` are the flags of each op that are the same for all rows.
+    """
     symbols = {value: name for name, value in SYMBOLS.items()}
     found: dict[str, TensorPlan] = {}
     for contract in contracts:
         for operand in contract.operands:
-            if operand.kind is not kind or operand.when == ("!dcp" if context_parallel else "dcp"):
+            flags = settled[contract.name]
+            left_out = operand.when.lstrip("!") in flags and not active(operand, flags)
+            if operand.kind is not kind or left_out:
                 continue
             shape = operand_shape(operand, memory, report.source.span("stages"), report)
             named = tuple(symbols.get(axis, axis) for axis in shape)

@@ -40,6 +40,7 @@ FLOOR = 2.0  # us per kernel
 GAP_FULL = 1.1  # us from the end of a kernel to the start of one that waits for all of it
 GAP_PDL = 0.6  # us where the second is launched programmatically
 CONTEXT = 32768  # tokens of a request, over all ranks
+SAVED = 4  # saved blocks of AttnRes: half of what a layer may have
 _PAGE = 64
 
 
@@ -192,6 +193,7 @@ def _sizes(pipeline: PipelinePlan, step: StepPlan) -> Mapping[str, int]:
         "requests": max(1, step.rows // step.q),
         "pages": -(-share // _PAGE),
         "index_pages": -(-share // _PAGE),
+        "blocks": SAVED,
         "context": min(share, pipeline.dims.get("context", share)),
     }
 

@@ -17,6 +17,7 @@ SYMBOLS: Mapping[str, int] = {
     "requests": 1_000_033,
     "pages": 1_000_037,
     "index_pages": 1_000_039,
+    "blocks": 1_000_081,
 }
 # Words of shape expressions, and names that the generated modules use themselves.
 _RESERVED = frozenset(

@@ -178,7 +178,7 @@ class TensorPlan:
     """A weight or step tensor that the engine hands in."""
 
     name: str
-    shape: tuple[int | str, ...]  # names: rows, requests, pages, index_pages
+    shape: tuple[int | str, ...]  # names: rows, requests, pages, index_pages, blocks
     dtype: str
     axes: tuple[str, ...]  # the shape expressions as the contract says them
     written: bool = False
@@ -214,6 +214,7 @@ class PipelinePlan:
     step: tuple[TensorPlan, ...]
     ops: tuple[Contract, ...]  # every op of every declared mode, sorted by name
     stages: Mapping[str, str]  # op -> stage
+    settled: Mapping[str, Mapping[str, bool]]  # op -> flags that are the same for all rows
     tactics: Mapping[str, tuple[tuple[str, int, Tactic], ...]]  # op -> (arch, most rows, fields)
     plans: tuple[StepPlan, ...]
     methods: tuple[Method, ...]

@@ -149,7 +149,7 @@ def _options(
         option = declared.get(name)
         if option is None:
             if not missing & set(ops):
-                report.unknown(f"option of stage `{path[1]}`:", name, span, sorted(declared))
+                _unknown_option(name, path[1], sorted(declared), contracts, span, report)
             continue
         node = find(report.source.root, (*path, "options", name))
         where = ".".join((*path, "options", name))
@@ -174,6 +174,29 @@ def _options(
                     fix=report.replacement(cell.value.span, given, near),
                 )
     return tables
+
+
+def _unknown_option(
+    name: str,
+    stage: str,
+    declared: list[str],
+    contracts: Mapping[str, Contract],
+    span: Span,
+    report: Report,
+) -> None:
+    """An option that no op of the stage takes; another op may."""
+    takers = sorted(c.name for c in contracts.values() if any(o.name == name for o in c.options))
+    if not takers:
+        report.unknown(f"option of stage `{stage}`:", name, span, declared)
+        return
+    named = ", ".join(f"`{taker}`" for taker in takers)
+    report.error(
+        "KP103",
+        f"option `{name}` belongs to {named}; stage `{stage}` launches nothing that takes it",
+        span,
+        allowed=declared,
+        help=f"delete it, or launch {named} in this stage",
+    )
 
 
 def _tactics(

@@ -33,6 +33,8 @@ BETWEEN_LAYERS = "between layers"
 RELEASE = "release of step tensors"
 WORKSPACE = "workspace "  # in front of the names of private workspaces
 INPUTS = ("lengths", "slots", "index_slots", "block_table", "index_table")
+# What a layer leaves to the engine behind it, and what it takes from the engine ahead of it.
+HANDED_ON, TAKEN = ("out", "new_prefix"), ("hidden", "prefix", "saved")
 _TRIGGERS: Mapping[Release, model.Trigger] = {
     Release.NEVER: "never",
     Release.SOME_BLOCKS: "never",  # nobody starts before the last block has exited
@@ -116,15 +118,22 @@ def _engine_inputs(pipelines: Sequence[PipelinePlan]) -> Copy:
     return Copy("step inputs", tuple(Access(n, write=True) for n in INPUTS if n in names))
 
 
-def between_layers(kind: str) -> Kernel:
+def between_layers(pipeline: PipelinePlan) -> Kernel:
     """What runs between two layers, as the spec declares it.
 
-    `waits` and `full` turn `out` into `hidden`.  `silent` may start early and never waits; how the
-    engine orders its own reads of `out` is then its own affair, so it touches nothing here.
+    `waits` and `full` turn what the layer hands over (`out`) into what the next one takes
+    (`hidden`, and the residual stream where the layer adds to it).  `silent` may start early and
+    never waits; how the engine orders its own reads of `out` is then its own affair, so it touches
+    nothing here.
     """
+    kind = str(pipeline.environment["between_layers"])
     if kind == "silent":
         return Kernel(BETWEEN_LAYERS, pdl=True, trigger="early")
-    accesses = (Access("out", write=False), Access("hidden", write=True))
+    declared = {"out", "hidden"} | {tensor.name for tensor in pipeline.step}
+    accesses = (
+        *(Access(name, write=False) for name in HANDED_ON if name in declared),
+        *(Access(name, write=True) for name in TAKEN if name in declared),
+    )
     if kind == "full":
         return Kernel(BETWEEN_LAYERS, accesses)
     return Kernel(BETWEEN_LAYERS, accesses, pdl=True, waits=True, trigger="after_wait")
@@ -182,8 +191,7 @@ class _Lowering:
             actions.append(model.Record(self.streams[before], event))
             actions.append(model.Wait(self.streams[behind], event))
             event += 1
-        kind = str(self.pipeline.environment["between_layers"])
-        actions.append(model.Launch(self.streams[MAIN], between_layers(kind)))
+        actions.append(model.Launch(self.streams[MAIN], between_layers(self.pipeline)))
         return actions
 
     def kernel(self, launch: Launch, number: int) -> Kernel:
@@ -244,7 +252,8 @@ class _Lowering:
         target = binding.target
         if target in self.parities:
             return f"{target}@{number % self.parities[target]}{self.own}", ()
-        handed_over = self.silent and target in ("hidden", "out")  # then the engine's own affair
+        # What the engine makes of it behind a silent neighbour is its own affair.
+        handed_over = self.silent and target in (*HANDED_ON, *TAKEN)
         if binding.kind is Kind.CACHE or handed_over:
             return f"{target} of layer {number}{self.own}", ()
         if target in self.columns:

@@ -164,7 +164,7 @@ def ops_context(plan: PipelinePlan) -> dict[str, Any]:
 
 def _op(plan: PipelinePlan, contract: Contract, constants: dict[str, object]) -> str:
     module, _, function = contract.reference.partition(":")
-    flags = {"dcp": plan.context_parallel}
+    flags = plan.settled[contract.name]
     weights = [
         f'"{o.name}"' for o in contract.operands if o.kind is Kind.WEIGHT and active(o, flags)
     ]
@@ -215,14 +215,16 @@ def _op_constants(
     plan: PipelinePlan, contract: Contract, constants: dict[str, object]
 ) -> list[tuple[str, str]]:
     bound: list[tuple[str, str]] = []
-    for name in contract.constants:
+    when = contract.constants_when
+    takes = not when or plan.settled[contract.name][when]
+    for name in contract.constants if takes else ():
         if name == "shard" or (name == "lse_base" and not contract.lse_base):
             continue  # bound by prepare(), or passed by the call
         if name == "lse_base":
             bound.append((name, f'"{contract.lse_base}"'))
         elif name == "rounds":
             bound.append((name, "ROUNDS"))
-        elif name in ("sigmoid", "index_quant"):
+        elif name in ("sigmoid", "index_quant", "round_mix"):
             bound.append((name, f'"{plan.numerics[name]}"'))
         else:
             constants[constant(name)] = plan.scalars.get(name, plan.dims.get(name))
@@ -230,8 +232,9 @@ def _op_constants(
     for flag in contract.flags:
         if flag.derive is Derive.CONTEXT_PARALLEL and plan.context_parallel:
             bound.append((flag.name, "True"))
+    told = {flag.operand for flag in contract.flags if flag.derive is Derive.OPTION}
     for option in contract.options:
-        if not option.table:
+        if not option.table and option.name not in told:
             bound.append((option.name, f'"{_option(plan, contract, option.name)}"'))
     return bound
 

@@ -109,6 +109,7 @@ class Round(Model):
     absorb: Rounding = Field("bf16", description="absorbed query ahead of its FP8 cast")
     merged: Rounding = Field("bf16", description="row merged over the ranks, ahead of W_UV")
     value: Rounding = Field("bf16", description="output of W_UV ahead of the gate")
+    mix: Rounding = Field("fp32", description="AttnRes' mixture of blocks ahead of its output norm")
 
 
 class Numerics(Model):

@@ -27,7 +27,6 @@ from kpipe.runtime.launch_cases.small import (
 
 ALL_ONES, NEGATIVE_ZERO = 0xFFFFFFFF, 0x80000000
 EMPTY_LSE = -3.0e38
-LARGE = 2.0**20
 HALVES = 2**16
 ROWS_MORE = 3
 """Rows of a mailbox behind those of the launch."""
@@ -192,65 +191,6 @@ class SentOProjCase(GemmCase):
         return verdict
 
 
-class OReduceCase:
-    """Sums of the ranks' partials, bit by bit."""
-
-    class_name, outputs = "OReduce", ("o_mail", "out", "o_gather")
-    variants = ({}, {"two_shot": True})
-    judged_flags = ("two_shot", "rank")
-    queries = (1,)
-
-    def __init__(self, module: ModuleType):
-        self.module = module
-        self.boxes = Boxes()
-        self.flags: dict[str, object] = {}
-
-    def inputs(self, rows: int, q: int) -> dict[str, Tensor]:
-        m = self.module
-        two_shot, rank = bool(self.flags.get("two_shot")), int(self.flags.get("rank", 0))
-        columns = slice(rank * m.OWNED, (rank + 1) * m.OWNED) if two_shot else slice(None)
-        mail = armed((m.RANKS, m.ROWS_CAP, m.HIDDEN), torch.bfloat16, NEGATIVE_ZERO)
-        here = mail[:, :rows, columns]
-        scales = torch.exp(3 * torch.randn(m.RANKS, rows, 1, device=DEVICE)).bfloat16()
-        values = noise(*here.shape) * scales
-        values[:, :, ::7] = 0
-        # Cancels at once in the order of the ranks, and loses what another order adds first.
-        values[0, :, 1::7] = LARGE
-        values[-1 if m.RANKS < 3 else 1, :, 1::7] = -LARGE
-        here.copy_(positive_zeros(values))
-        gather = (m.ROWS_CAP, m.HIDDEN)
-        return {
-            "o_mail": mail[:, :rows],
-            "out": torch.full((rows, m.HIDDEN), NAN, device=DEVICE).bfloat16(),
-            "o_gather": positive_zeros(noise(rows, m.HIDDEN)),
-            "o_gather_peers": self.boxes.table(
-                m.RANKS, gather, torch.bfloat16, NEGATIVE_ZERO, rank * m.OWNED * 2
-            ),
-            "fault": self.boxes.fault(),
-        }
-
-    def check(
-        self, given: dict[str, Tensor], done: dict[str, Tensor], q: int, two_shot: bool, rank: int
-    ) -> Verdict:
-        m, verdict = self.module, Verdict()
-        rows = done["out"].shape[0]
-        check_armed(verdict, "o_mail", done["o_mail"], NEGATIVE_ZERO)
-        total = given["o_mail"][0].float()
-        for source in range(1, m.RANKS):
-            total = total + given["o_mail"][source].float()
-        expected = total.bfloat16()
-        if not two_shot:
-            verdict.equal("out", bits(done["out"]), bits(expected))
-            return verdict
-        verdict.equal("out", bits(done["out"]), bits(given["o_gather"]))
-        check_armed(verdict, "o_gather", done["o_gather"], NEGATIVE_ZERO)
-        place = (slice(0, rows), slice(rank * m.OWNED, (rank + 1) * m.OWNED))
-        for peer, box in enumerate(self.boxes.of(done["o_gather_peers"])):
-            sent = check_place(verdict, f"o_gather of rank {peer}", box, place, NEGATIVE_ZERO)
-            verdict.equal("sums", bits(sent), bits(positive_zeros(expected[place])))
-        return verdict
-
-
 def bits(values: Tensor) -> Tensor:
     """BF16 values as integers with the same bits."""
     return values.contiguous().view(torch.int16)
@@ -395,6 +335,5 @@ CASES = {
     "mla_query_split": SentMlaQuerySplitCase,
     "query_wait": QueryWaitCase,
     "o_proj": SentOProjCase,
-    "o_reduce": OReduceCase,
     "dcp_value": DcpValueCase,
 }

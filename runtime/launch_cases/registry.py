@@ -7,6 +7,7 @@ from kpipe.runtime.launch_cases import (
     exchange,
     gemm,
     query,
+    reduce,
     scores,
     select,
     small,
@@ -21,5 +22,6 @@ CASES = {
     **select.CASES,
     **sparse.CASES,
     **candidates.CASES,
+    **reduce.CASES,
     **exchange.CASES,  # in place of those that know no mailboxes
 }

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kpipe.runtime.launch_cases import boxes, candidates, exchange, select, small
+from kpipe.runtime.launch_cases import boxes, candidates, exchange, reduce, select, small
+from kpipe.runtime.reference.reduce import attn_res
 from kpipe.runtime.reference.select import best, score_bits
 from kpipe.runtime.sharding import Shard
 
@@ -23,7 +24,7 @@ PITCH, GATE = 64, 16
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
-    for module in (boxes, candidates, exchange, select, small):
+    for module in (boxes, candidates, exchange, reduce, select, small):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     torch.manual_seed(0)
 
@@ -44,7 +45,10 @@ VALUE = SimpleNamespace(
     ROWS_CAP=ROWS_CAP,
     QUERY_BYTES=1,
 )
-REDUCE = SimpleNamespace(RANKS=RANKS, HIDDEN=HIDDEN, OWNED=HIDDEN // RANKS, ROWS_CAP=ROWS_CAP)
+REDUCE = SimpleNamespace(
+    RANKS=RANKS, HIDDEN=HIDDEN, OWNED=HIDDEN // RANKS, ROWS_CAP=ROWS_CAP, RMS_EPS=1e-6
+)
+ALONE = {"two_shot": False, "add_prefix": False, "mix_blocks": False, "round_mix": "fp32"}
 O_PROJ = SimpleNamespace(
     RANKS=RANKS,
     OUTPUTS=HIDDEN,
@@ -91,7 +95,14 @@ def value_kernel(case, live: dict[str, Tensor], pushes: bool, lse_base: str) -> 
     rearm(live["lse_mail"], exchange.ALL_ONES)
 
 
-def reduce_kernel(case, live: dict[str, Tensor], two_shot: bool) -> None:
+def reduce_kernel(
+    case,
+    live: dict[str, Tensor],
+    two_shot: bool,
+    add_prefix: bool,
+    mix_blocks: bool,
+    round_mix: str,
+) -> None:
     """o_reduce, by its definition."""
     mail, rows = live["o_mail"].float(), live["out"].shape[0]
     total = mail[0]
@@ -100,12 +111,17 @@ def reduce_kernel(case, live: dict[str, Tensor], two_shot: bool) -> None:
     total = total.bfloat16()
     columns = slice(0, REDUCE.OWNED) if two_shot else slice(None)
     rearm(live["o_mail"][:, :, columns], exchange.NEGATIVE_ZERO)
+    prefix = live["prefix"].float() if add_prefix else torch.zeros(())
+    stream = (prefix + (live["o_gather"] if two_shot else total).float()).bfloat16()
+    if mix_blocks:
+        live["new_prefix"].copy_(stream)
+        query = live["mix_norm"].float() * live["mix_query"].float()
+        stream = attn_res(live["saved"], stream, query, live["out_norm"], 1e-6, round_mix)
+    live["out"].copy_(stream)
     if not two_shot:
-        live["out"].copy_(total)
         return
     for box in case.boxes.of(live["o_gather_peers"]):
         box[:rows, columns] = cleared(total[:, columns])
-    live["out"].copy_(live["o_gather"])
     rearm(live["o_gather"], exchange.NEGATIVE_ZERO)
 
 
@@ -165,26 +181,63 @@ def test_a_wrong_value_does_not_pass():
     assert any("gated: error" in wrong for wrong in wrong_base.wrong)
 
 
+@pytest.mark.parametrize(
+    "mixes", [{}, {"mix_blocks": True}, {"mix_blocks": True, "round_mix": "bf16"}]
+)
+@pytest.mark.parametrize("add_prefix", [True, False])
 @pytest.mark.parametrize("two_shot", [True, False])
-def test_a_right_sum_passes_and_a_wrong_one_does_not(two_shot):
-    case = exchange.OReduceCase(REDUCE)
-    verdict = judged(case, reduce_kernel, two_shot=two_shot)
+def test_a_right_sum_passes_and_a_wrong_one_does_not(two_shot, add_prefix, mixes):
+    case = reduce.OReduceCase(REDUCE)
+    flags = {**ALONE, "two_shot": two_shot, "add_prefix": add_prefix, **mixes}
+    verdict = judged(case, reduce_kernel, **flags)
     assert not verdict.wrong, verdict.wrong
-    for name, value in (("out", 7.0), ("o_mail", 1.0)):
+    assert (verdict.error > 0) == bool(mixes) and verdict.error <= verdict.bound
+    written = ("new_prefix", 7.0) if mixes else ("out", 7.0)
+    for name, value in (written, ("out", 7.0), ("o_mail", 1.0)):
 
         def fault(live: dict[str, Tensor], name=name, value=value) -> None:
             live[name][(0,) * live[name].dim()] = value
 
-        assert judged(case, reduce_kernel, fault, two_shot=two_shot).wrong, name
+        assert judged(case, reduce_kernel, fault, **flags).wrong, name
+
+
+def test_a_sum_that_is_not_rounded_ahead_of_the_stream_does_not_pass():
+    def at_once(case, live: dict[str, Tensor], **flags) -> None:
+        mail = live["o_mail"].float()
+        total = live["prefix"].float() + mail[0] + mail[1] + mail[2] + mail[3]
+        reduce_kernel(case, live, **flags)
+        live["out"].copy_(total)
+
+    case = reduce.OReduceCase(REDUCE)
+    verdict = judged(case, at_once, **{**ALONE, "add_prefix": True})
+    assert any("out" in wrong for wrong in verdict.wrong)
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 8])
+@pytest.mark.parametrize("fault", ["mix_norm", "mix_query", "out_norm", "saved", "eps"])
+def test_a_mixture_of_something_else_does_not_pass(fault, blocks):
+    def other(case, live: dict[str, Tensor], **flags) -> None:
+        eps = 1e-1 if fault == "eps" else 1e-6
+        live = {**live, fault: live[fault].flip(0)} if fault != "eps" else live
+        reduce_kernel(case, live, **flags)
+        query = live["mix_norm"].float() * live["mix_query"].float()
+        stream = live["new_prefix"]
+        live["out"].copy_(attn_res(live["saved"], stream, query, live["out_norm"], eps, "fp32"))
+
+    case = reduce.OReduceCase(REDUCE)
+    case.blocks = blocks
+    wrong = judged(case, other, **{**ALONE, "mix_blocks": True}).wrong
+    same = fault == "saved" or (blocks == 0 and fault.startswith("mix"))  # order does not matter
+    assert any("out" in text for text in wrong) != same, wrong
 
 
 def test_a_sum_in_another_order_does_not_pass():
-    def backwards(case, live: dict[str, Tensor], two_shot: bool) -> None:
+    def backwards(case, live: dict[str, Tensor], **flags) -> None:
         live["o_mail"].copy_(live["o_mail"].flip(0).clone())
-        reduce_kernel(case, live, two_shot)
+        reduce_kernel(case, live, **flags)
 
-    case = exchange.OReduceCase(REDUCE)
-    verdicts = [judged(case, backwards, two_shot=False) for _ in range(20)]
+    case = reduce.OReduceCase(REDUCE)
+    verdicts = [judged(case, backwards, **ALONE) for _ in range(20)]
     assert any("out" in wrong for verdict in verdicts for wrong in verdict.wrong)
 
 

@@ -42,7 +42,14 @@ FORMS = [
     ("o_proj", {}, True, False),
     ("o_proj", {"two_shot": True}, True, False),
     ("o_reduce", {}, False, True),
+    ("o_reduce", {"add_prefix": True}, False, True),
+    ("o_reduce", {"mix_blocks": True}, False, True),
+    ("o_reduce", {"add_prefix": True, "mix_blocks": True, "round_mix": "bf16"}, False, True),
     ("o_reduce", {"two_shot": True}, True, True),
+    ("o_reduce", {"two_shot": True, "add_prefix": True}, True, True),
+    ("o_reduce", {"two_shot": True, "add_prefix": True, "mix_blocks": True}, True, True),
+    ("o_reduce", {"two_shot": True, "mix_blocks": True, "half": "publish"}, True, True),
+    ("o_reduce", {"two_shot": True, "mix_blocks": True, "half": "collect"}, False, True),
     ("o_reduce", {"two_shot": True, "half": "publish"}, True, True),
     ("o_reduce", {"two_shot": True, "half": "collect"}, False, True),
 ]
@@ -209,6 +216,7 @@ def test_flags_are_checked(modules):
         ("dcp_value", {"sigmoid": "soft"}, "unknown sigmoid 'soft'"),
         ("o_reduce", {"half": "both"}, "half is 'both'; choose from whole, publish, collect"),
         ("o_reduce", {"rank": 8}, r"rank 8 is outside 0\.\.7"),
+        ("o_reduce", {"round_mix": "fp16"}, "round_mix is 'fp16'; choose from fp32, bf16"),
         ("topk_merge", {"tie": "first"}, "tie is 'first'; choose from low_id, high_id"),
         ("topk_merge", {"rank": 8}, r"rank 8 is outside 0\.\.7"),
         ("topk_local", {"interleave": 0}, "interleave 0 must be at least 1"),
@@ -224,3 +232,15 @@ def test_what_has_to_run_at_once_is_known(modules):
     for name, ctas in needed.items():
         kernel = kernel_of(modules["kimi", name], name)
         assert kernel.resident_ctas(64) == ctas
+    mixed = kernel_of(modules["kimi", "o_reduce"], "o_reduce", mix_blocks=True)
+    assert mixed.resident_ctas(64) == mixed.parts == 7
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_mixed_row_costs_one_exchange_of_its_cluster(modules, rounds):
+    """A barrier ahead of the rows, one behind the dots, one behind a rounded mixture's square."""
+    flags = {"mix_blocks": True, "round_mix": "bf16" if rounds else "fp32"}
+    ptx = build(modules["kimi", "o_reduce"], "o_reduce", **flags)
+    assert ptx.count("barrier.cluster.wait") == 2 + rounds
+    assert ptx.count("mapa.shared::cluster") == 7 * (1 + rounds)
+    assert "barrier.cluster" not in build(modules["small", "o_reduce"], "o_reduce", **flags)

@@ -50,6 +50,7 @@ CHANGED: dict[str, list[Edit]] = {
     "numerics.round.absorb": [(TP, "absorb: bf16", "absorb: fp32")],
     "numerics.round.merged": [(DCP, "merged: bf16", "merged: fp32")],
     "numerics.round.value": [(TP, "value: bf16", "value: fp32")],
+    "numerics.round.mix": [(DCP, "value: bf16}", "value: bf16, mix: bf16}")],
     "numerics.sigmoid": [(TP, "sigmoid: refined", "sigmoid: exact")],
     "numerics.index_quant": [(TP, "index_quant: ue8m0", "index_quant: ue8m0_bf16")],
     "buffers.*.shape": [(TP, "q_c:      {shape: [rows, q_lora]", "q_c:      {shape: [rows, 1536]")],

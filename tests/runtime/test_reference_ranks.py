@@ -127,6 +127,34 @@ def test_output_partials_are_summed_alike_everywhere(ranks: int, two_shot: bool)
         assert torch.equal(out.view(torch.int16), found[0].view(torch.int16))
 
 
+@pytest.mark.parametrize("two_shot", [False, True])
+def test_the_sum_is_rounded_and_added_to_the_stream(two_shot: bool) -> None:
+    """1 + 2^-8 is a tie of BF16: rounded ahead of the addition it is 1, and -1 + 1 is 0."""
+
+    def step(comm: RankComm) -> Tensor:
+        box = boxes(comm, 1)
+        parts = torch.tensor([[1.0], [2.0**-8]]).to(BF16).expand(2, 8)
+        own = reduce.owned_columns(8, comm.rank, 2)
+        for peer in range(2):
+            columns = reduce.owned_columns(8, peer, 2) if two_shot else slice(None)
+            place = (comm.rank, slice(0, 1), columns)
+            box["o_mail"].store(peer, place, parts[comm.rank : comm.rank + 1, columns])
+        assert own.stop - own.start == 4
+        out, prefix = torch.full((1, 8), math.nan).to(BF16), torch.full((1, 8), -1.0).to(BF16)
+        reduce.o_reduce(
+            box["o_mail"],
+            out,
+            o_gather=box["o_gather"],
+            prefix=prefix,
+            two_shot=two_shot,
+            add_prefix=True,
+        )
+        return out
+
+    for out in VirtualRanks(2).run(step):
+        assert out.tolist() == [[0.0] * 8]
+
+
 def test_two_shot_needs_equal_columns() -> None:
     def step(comm: RankComm) -> None:
         mail = boxes(comm, 3)["o_mail"]
