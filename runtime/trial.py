@@ -273,16 +273,11 @@ def prepare(
     if case.method:
         key, rows = (case.arch, case.q), len(case.lengths) * case.q
         layer.TABLE = {key: {rows: case.method}}  # type: ignore[misc]
-    held = rank_weights(geometry, model, rank, layer_class.RANKS)
-    names = [f.name for f in fields(held) if not f.name.endswith("_inv")]
-    tensors = {name: getattr(held, name) for name in names}
-    if mix := chain.mix_weights(number):
-        tensors.update(vars(mix))
     caches = Caches(
         latent_kv=moved(latent.data, case.device), index_kv=moved(index.data, case.device)
     )
     layer.prepare(
-        Weights(**{name: tensor.to(case.device) for name, tensor in tensors.items()}),
+        _weights_of(chain, number, rank),
         caches,
         backend=case.backend,
         arch=case.arch,
@@ -293,6 +288,16 @@ def prepare(
     step = carried.step(step_of(batch, latent, index))
     tensors = {name: tensor.to(case.device) for name, tensor in given(step).items()}
     return Prepared(rank, layer, replace(step, **tensors), latent, index, caches)
+
+
+def _weights_of(chain: _Chain, number: int, rank: int) -> Weights:
+    """A rank's share of a layer's weights, on the device of the case."""
+    held = rank_weights(chain.geometry, chain.models[number], rank, chain.layer_class.RANKS)
+    names = [f.name for f in fields(held) if not f.name.endswith("_inv")]
+    tensors = {name: getattr(held, name) for name in names}
+    if mix := chain.mix_weights(number):
+        tensors.update(vars(mix))
+    return Weights(**{name: tensor.to(chain.case.device) for name, tensor in tensors.items()})
 
 
 def _run_rank(

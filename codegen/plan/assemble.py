@@ -88,13 +88,7 @@ def assemble(
                 "softmax_scale": softmax_dim**-0.5 * scalars.softmax_mscale**2,
             }
         ),
-        numerics=MappingProxyType(
-            {
-                **{f"round_{k}": v for k, v in spec.numerics.round.model_dump().items()},
-                "sigmoid": spec.numerics.sigmoid,
-                "index_quant": spec.numerics.index_quant,
-            }
-        ),
+        numerics=_numerics(resolved),
         parallel=MappingProxyType(spec.parallel.model_dump()),
         targets=resolved.targets,
         rows=tuple(resolved.rows.items()),
@@ -118,6 +112,17 @@ def assemble(
         fallbacks=fallbacks,
         environment=MappingProxyType(spec.environment.model_dump()),
         streams=_streams(resolved, plans),
+    )
+
+
+def _numerics(resolved: Resolved) -> Mapping[str, str]:
+    numerics = resolved.spec.numerics
+    return MappingProxyType(
+        {
+            **{f"round_{k}": v for k, v in numerics.round.model_dump().items()},
+            "sigmoid": numerics.sigmoid,
+            "index_quant": numerics.index_quant,
+        }
     )
 
 
