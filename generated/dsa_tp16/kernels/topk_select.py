@@ -18,7 +18,6 @@ Search   the scores are read once, cut to FP16: a histogram of the upper BIN_BIT
          every CTA and each counts those ahead of it. More than CANDIDATES of them (ties, scores
          beyond FP16) are narrowed down by histograms of the integers first.
 Places   follow from counts of lower parts, warps and lanes; the list does not depend on timing.
-Blocks   of a CTA's keys are copied to shared memory while it searches.
 Wait     nothing is static; the wait comes first, the release behind the last scores.
 """
 
@@ -33,7 +32,6 @@ from cutlass.memory import SmemAllocator
 
 from kpipe.runtime.device import (
     cluster,
-    copy_async,
     digits,
     histogram,
     memory,
@@ -95,7 +93,6 @@ class Shared(NamedTuple):
     queue: cute.Tensor  # positions of this CTA's candidates
     candidates: cute.Tensor  # ranks of all parts' candidates
     last: cute.Tensor  # rank of the TOP_K-th key
-    blocks: cute.Tensor  # entries of the block table for this CTA's keys
 
 
 def operands() -> tuple[TensorSpec, ...]:
@@ -217,7 +214,6 @@ class TopkSelect:
             queue=words(CANDIDATES),
             candidates=words(CANDIDATES, Uint64),
             last=words(1, Uint64),
-            blocks=words(self.kept // PAGE + 2, Int32),
         )
 
     @cute.jit
@@ -252,8 +248,6 @@ class TopkSelect:
         width = cute.ceil_div(visible, parts * WARPS * RUN) * RUN  # keys of a warp
         first = (part * WARPS + warp) * width
         share = Share(keys, first, cutlass.min(first + width, visible), warp * width)
-        first_page = part * WARPS * width // PAGE
-        self._copy_blocks(first_page, part * WARPS * width + WARPS * width, visible, target, shared)
         digits.count(share, shared.digits, shared.counts)
         self._search(parts, part, Uint32(TOP_K), shared)
         above, count = shared.found[1], shared.found[2]
@@ -283,19 +277,8 @@ class TopkSelect:
             pdl.release()
         cluster.meet(parts)  # nothing of a peer is touched behind this
         self._rank(part, width, Int32(count), Int32(TOP_K) - Int32(above), shared)
-        copy_async.wait()
         cute.arch.sync_threads()
-        self._emit(share, listed, first_page, target, shared)
-
-    @cute.jit
-    def _copy_blocks(self, first_page, end, visible, target: Target, shared: Shared):
-        """Requests the blocks of this CTA's visible keys before `end`; see `copy_async.wait`."""
-        end_page = cute.ceil_div(cutlass.min(end, visible), PAGE)
-        for page in range(first_page + cute.arch.thread_idx()[0], end_page, THREADS):
-            copy_async.copy(
-                memory.vector_at(target.table, page, 1),
-                memory.vector_at(shared.blocks, page - first_page, 1),
-            )
+        self._emit(share, listed, target, shared)
 
     def _rank_of(self, score: Float32, position) -> Uint64:
         """Score and position as one integer: the smaller is ahead."""
@@ -382,7 +365,7 @@ class TopkSelect:
                     shared.last[0] = mine
 
     @cute.jit
-    def _emit(self, share: Share, listed, first_page, target: Target, shared: Shared):
+    def _emit(self, share: Share, listed, target: Target, shared: Shared):
         """Stores the chosen keys of this warp's list at their places."""
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
         mine = Int32(0)
@@ -392,11 +375,7 @@ class TopkSelect:
         for base in range(0, listed, UNROLL * reduce.WARP):
             places = [base + number * reduce.WARP + lane for number in range(UNROLL)]
             found = [self._entry(share, place, listed, shared) for place in places]
-            blocks = [shared.blocks[position // PAGE - first_page] for position, _ in found]
-            rows = [
-                block * target.block_rows + position % PAGE
-                for block, (position, _) in zip(blocks, found, strict=True)
-            ]
+            rows = [self._physical(position, target) for position, _ in found]
             for number in cutlass.range_constexpr(UNROLL):
                 chosen = found[number][1]
                 vote = Uint32(cute.arch.vote_ballot_sync(chosen))
