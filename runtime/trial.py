@@ -148,6 +148,7 @@ class _Chain:
         self.geometry = geometry_of(layer_class)
         seeds = range(case.model * 1000, case.model * 1000 + case.layers)
         self.models = [_model(self.geometry, seed) for seed in seeds]
+        self._contexts: dict[int, Batch] = {}  # made once, all ranks have shares of them
 
     def first(self) -> Carried:
         """What the first layer takes."""
@@ -162,14 +163,15 @@ class _Chain:
 
     def contexts(self, number: int) -> Batch:
         """The requests and cached tokens of a layer; the hidden states are those of layer 0."""
-        seed = self.case.seed * 1000 + 100 + number
-        return make_batch(
-            self.geometry,
-            self.case.lengths,
-            self.case.q,
-            seed=seed,
-            distinct_keys=self.case.distinct_keys,
-        )
+        if number not in self._contexts:
+            self._contexts[number] = make_batch(
+                self.geometry,
+                self.case.lengths,
+                self.case.q,
+                seed=self.case.seed * 1000 + 100 + number,
+                distinct_keys=self.case.distinct_keys,
+            )
+        return self._contexts[number]
 
     def spare_blocks(self, cache: str, rank: int) -> int:
         """Blocks of a cache that no request uses; of several ranks only the first has many."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
@@ -155,6 +156,26 @@ def _paged(
     )
 
 
+# Every rank of a group caches its share of the same contexts: tensors are told apart by identity.
+@lru_cache(maxsize=4)
+def _latent_tokens(
+    geometry: Geometry,
+    cache_format: str,
+    latents: tuple[torch.Tensor, ...],
+    pes: tuple[torch.Tensor, ...],
+    k_scale_inv: float,
+) -> tuple[torch.Tensor, ...]:
+    return tuple(
+        encode_latent(geometry, cache_format, latent, pe, k_scale_inv)
+        for latent, pe in zip(latents, pes, strict=True)
+    )
+
+
+@lru_cache(maxsize=4)
+def _index_tokens(keys: tuple[torch.Tensor, ...], index_quant: str) -> tuple[torch.Tensor, ...]:
+    return tuple(encode_index(of_request, index_quant) for of_request in keys)
+
+
 def build_latent_cache(
     geometry: Geometry,
     weights: Weights,
@@ -171,11 +192,8 @@ def build_latent_cache(
 
     Raises ValueError for an unknown format or a block stride below the page.
     """
-    k_scale_inv = float(weights.k_scale_inv)
-    tokens = tuple(
-        encode_latent(geometry, cache_format, latent, pe, k_scale_inv)
-        for latent, pe in zip(batch.cached_latent, batch.cached_pe, strict=True)
-    )
+    contexts = (batch.cached_latent, batch.cached_pe)
+    tokens = _latent_tokens(geometry, cache_format, *contexts, float(weights.k_scale_inv))
     return _paged(
         geometry,
         batch,
@@ -205,7 +223,7 @@ def build_index_cache(
         geometry,
         batch,
         "index_fp8",
-        tuple(encode_index(keys, index_quant) for keys in batch.cached_index),
+        _index_tokens(batch.cached_index, index_quant),
         page=page,
         shard=shard,
         block_rows=block_rows,
