@@ -48,7 +48,14 @@ def run(rank: Rank) -> dict[str, Any]:
         f"{one['between']}: a word there and back takes {one['round_trip_us']:.2f} us"
         for one in found["ping_pong"]
     ]
-    return {"ok": True, "bytes": BYTES, **found, "text": text}
+    return {"ok": True, "bytes": BYTES, **for_plans(found), **found, "text": text}
+
+
+def for_plans(found: dict[str, Any]) -> dict[str, float]:
+    """What `kpipe plan --link` reads of this: the slowest stores, the longest way of a word."""
+    stores = [*(pair["stores"] for pair in found["pairs"]), *found["ring_stores"]]
+    trips = [game["round_trip_us"] for game in found["ping_pong"]]
+    return {"peer_store_gb_s": min(stores), "one_way_latency_us": max(trips) / 2}
 
 
 def _moves(

@@ -59,7 +59,7 @@ PACKED_GEMM = Contract(
     limits=Limits(divides=(("hidden", 64),)),
     tile=_TILE,
     tactics=_BESIDE_INDEX_FRONT,
-    tile_values=_VALUES,
+    tile_values=(*_VALUES, ("ring", (104, 227))),
 )
 
 INDEX_GEMM = Contract(

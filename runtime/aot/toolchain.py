@@ -65,13 +65,15 @@ def load_runtime_library() -> None:
     import tvm_ffi  # noqa: F401 - brings its own functions with it
 
     init = _dsl_file()
-    cuda = (torch.version.cuda or "13").partition(".")[0]
-    wanted = f"cu{cuda}/lib/{LIBRARY}"
-    path = init.parents[2] / wanted if init else None
-    if path is None or not path.is_file():
+    # Torch without CUDA runs none of them: there either will do.
+    majors = [torch.version.cuda.partition(".")[0]] if torch.version.cuda else ["13", "12"]
+    wanted = [f"cu{major}/lib/{LIBRARY}" for major in majors]
+    paths = [init.parents[2] / name for name in wanted] if init else []
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
         raise ToolMissing(
-            f"{wanted} is not installed: objects of a build call it; install "
-            f"nvidia-cutlass-dsl[cu{cuda}]"
+            f"{wanted[0]} is not installed: objects of a build call it; install "
+            f"nvidia-cutlass-dsl[cu{majors[0]}]"
         )
     ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
 

@@ -76,12 +76,15 @@ def test_select_and_core_that_are_swapped(where: str, project: Path) -> None:
     old, new = SELECT_AND_CORE[where]
     edit(project, DCP, old, new)
     found = refused({"KP201", "KP701"} if where == "wait" else {"KP201"})
-    assert {finding["repairs"][0]["text"] for finding in found} == {"swap `core` and `topk_merge`"}
+    # In the first of "wait" query_wait stands between them, and the words of the query have come
+    # long before those of the candidates: to wait for them first is predicted to cost less.
+    first = "move `core` behind `topk_merge`" if where == "wait" else "swap `core` and `topk_merge`"
+    assert {finding["repairs"][0]["text"] for finding in found} == {first}
     costs = [[repair["cost_us"] for repair in finding["repairs"]] for finding in found]
     assert all(cost[0] == 0 for cost in costs)
     text = fixed()
     assert check().exit_code == 0
-    assert text == TEXT or where == "wait, next to each other"
+    assert text == TEXT or where != "fork"
     assert text.count("#") == TEXT.count("#")  # comments stay
 
 

@@ -86,7 +86,9 @@ def test_generated_methods_launch_what_the_mode_lists(tuning: Tuning, layer: typ
 
 def test_tiles_hold_the_rows_and_begin_with_the_present_one(tuning: Tuning) -> None:
     step = step_of(tuning, "packed_gemm q1 rows 8")
-    assert names(step)[0] == "tile_n 32, tokens 8"  # as the contract says for up to 8 rows
+    assert (
+        names(step)[0] == "tile_n 32, tokens 8, ring 104"
+    )  # as the contract says for up to 8 rows
     assert step.stands_for == (3, 4, 8) and step.method == "_fork"
     assert all(dict(one.tactic)["tokens"] == 8 for one in step.candidates)  # 16 and more idle
     own = step_of(tuning, "mla_query q1 rows 2")
