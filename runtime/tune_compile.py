@@ -20,7 +20,6 @@ from typing import Any
 from kpipe.runtime.generated_folder import load_layer
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.recording import recorded
-from kpipe.runtime.sharding import Shard
 
 MOST = 16  # processes
 _LOADED: list[Any] = []  # modules of object files, for as long as the process lives
@@ -28,7 +27,7 @@ _LOADED: list[Any] = []  # modules of object files, for as long as the process l
 
 def kernels_of(layer_class: type[Layer], arch: str) -> list[Any]:
     """The kernel objects that a layer can launch there; those that refuse a tile are left out."""
-    from kpipe.runtime.host.launch import CudaOp
+    from kpipe.runtime.host.launch import unbound_op
 
     ops = {op.name: op for op in layer_class.OPS if op.kernel}
     found = []
@@ -37,9 +36,7 @@ def kernels_of(layer_class: type[Layer], arch: str) -> list[Any]:
             for call in recorded(layer_class(), method, rows):
                 if call.op not in ops:
                     continue
-                op = ops[call.op]
-                bound = {**op.constants, **({"shard": Shard()} if op.needs_shard else {})}
-                ready = CudaOp(op, layer_class.PACKAGE, bound, arch, lambda: 0, _nothing)
+                ready = unbound_op(layer_class, ops[call.op], arch)
                 try:
                     found.append(ready.kernel(rows, call.flags))
                 except ValueError:
@@ -100,14 +97,10 @@ def compile_to_file(
     symbol: str,
 ) -> None:
     """Compile one kernel of a generated folder into an object file; runs in its own process."""
-    from kpipe.runtime.host.compile import compile_kernel
-    from kpipe.runtime.host.launch import CudaOp, operands_of
+    from kpipe.runtime.host.kernel_file import KernelFile
 
-    layer = load_layer(folder)
-    op = next(op for op in layer.OPS if op.kernel == f"{module}:{name}")
-    known = CudaOp(op, layer.PACKAGE, {}, arch, lambda: 0, _nothing)
-    kernel = known.kernel_class(**dict(flags))
-    compiled = compile_kernel(kernel, operands_of(known.module, kernel), arch)
+    file = KernelFile(load_layer(folder).PACKAGE, f"{module}:{name}", arch)
+    compiled = file.variant(dict(flags)).load()
     compiled.export_to_c(object_file_path=path, function_name=symbol)  # type: ignore[attr-defined]
 
 
@@ -116,7 +109,7 @@ def _load(kernel: Any, arch: str, path: Path) -> bool:
     from cutlass import cute
 
     from kpipe.runtime.host.compile import keep_compiled
-    from kpipe.runtime.host.launch import operands_of
+    from kpipe.runtime.host.kernel_file import operands_of
 
     try:
         loaded = cute.runtime.load_module(str(path), enable_tvm_ffi=True)
@@ -127,7 +120,3 @@ def _load(kernel: Any, arch: str, path: Path) -> bool:
     module = sys.modules[type(kernel).__module__]
     keep_compiled(kernel, operands_of(module, kernel), arch, function)
     return True
-
-
-def _nothing(*operands: object) -> None:
-    """What a layer does when it enters an op, for a kernel that is only looked at."""

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kpipe.runtime.comm.device_comm import SMS_PER_GPC
 from kpipe.runtime.comm.device_mailbox import DeviceMailbox
 from kpipe.runtime.formats import PagedCache
 from kpipe.runtime.host.kernel_file import (
@@ -33,8 +34,6 @@ from kpipe.runtime.host.kernel_file import (
 from kpipe.runtime.metadata import LayerError
 from kpipe.runtime.op import Call, Op
 from kpipe.runtime.sharding import Shard
-
-MOST_CTAS = 16  # of a cluster, on a device without other ranks
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ class CudaOp:
         if self._comm is not None:
             place = {"rank": self._comm.rank, "resident": self._comm.resident}
             values.update({name: value for name, value in place.items() if name in self._fields})
-        widest = self._comm.widest_cluster if self._comm is not None else MOST_CTAS
+        widest = self._comm.widest_cluster if self._comm is not None else SMS_PER_GPC
         values.update(self.op.tactic_within(self._arch, rows, widest))
         values.update({name: value for name, value in flags if name in self._fields})
         return values
