@@ -165,21 +165,25 @@ def time_launches(
     found = []
     by_name = {op.name: op for op in launches(layer_class, method)}
     for op in by_name.values():
-        saved = []
-        for one in timed:
-            for other in layer_class.OPS:
-                if other.name != op.name:
-                    saved.append((one.layer, other.name, getattr(one.layer, other.name)))
-                    setattr(one.layer, other.name, _nothing)
+        saved = [(one.layer, leave_out_others(one.layer, op.name)) for one in timed]
         try:
             medians = _medians([one.run for _ in range(repeat) for one in timed], before)
         finally:
-            for layer, name, ready in saved:
-                setattr(layer, name, ready)
+            for layer, others in saved:
+                for name, ready in others.items():
+                    setattr(layer, name, ready)
         needed = launch_bytes(layer_class, op.name, rows, q, context) / BANDWIDTH * 1e6
         where = (layer_class.NAME, op.name, method, rows, q, context)
         found.append(Timing(*where, middle(medians), needed, medians))
     return found
+
+
+def leave_out_others(layer: Layer, kept: str) -> dict[str, Callable[..., object]]:
+    """Every op of the layer but `kept` does nothing from here on; returns what they did."""
+    others = {op.name: getattr(layer, op.name) for op in layer.OPS if op.name != kept}
+    for name in others:
+        setattr(layer, name, _nothing)
+    return others
 
 
 def _nothing(*operands: object, **named: object) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kpipe.runtime.bench import LAYERS, REPLAYS, captured, replay_us
+from kpipe.runtime.bench import LAYERS, REPLAYS, captured, leave_out_others, replay_us
 from kpipe.runtime.bench_inputs import TimedLayer, build
 from kpipe.runtime.evidence import versions
 from kpipe.runtime.generated_folder import layer_in, load_layer
@@ -210,9 +210,7 @@ class DeviceBench:
         runs = [one.run for one in layers]
         if step.op:
             for one in layers:
-                for op in type(one.layer).OPS:
-                    if op.name != step.op:
-                        setattr(one.layer, op.name, _nothing)
+                leave_out_others(one.layer, step.op)
             runs *= REPEAT
         return Captured(self.machine.capture(runs), len(runs), difference, self.machine)
 
@@ -223,10 +221,6 @@ def difference(found: Sequence[Tensor], present: Sequence[Tensor]) -> float:
     pairs = zip(found, present, strict=True)
     distances = [float((one - other).norm() / other.norm()) for one, other in pairs]
     return next((d for d in distances if d != d), max(distances))
-
-
-def _nothing(*operands: object, **named: object) -> None:
-    """Stands in for the launches that are not timed."""
 
 
 host_machine = partial(Machine, "cpu", "reference", synchronize=lambda: None)

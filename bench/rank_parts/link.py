@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from kpipe.runtime.bench import middle
 from kpipe.runtime.comm.peer_memory import TRANSPORTS, PeerMemory
 from kpipe.runtime.host.compile import compile_kernel
-from rank_parts.rank import Rank, median
+from rank_parts.rank import Rank
 
 BYTES = 64 << 20
 TIMES = 10
@@ -80,7 +81,7 @@ def _gb_per_s(move: Callable[[], object]) -> float:
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e-3)
-    return BYTES / median(times) * 1e-9
+    return BYTES / middle(times) * 1e-9
 
 
 def _ping_pong(rank: Rank, memory: PeerMemory, first: int, second: int) -> dict[str, Any]:
@@ -107,6 +108,6 @@ def _ping_pong(rank: Rank, memory: PeerMemory, first: int, second: int) -> dict[
             rank.synchronize()
             times.append(start.elapsed_time(end) * 1e3 / TURNS)
         rank.barrier("a game")
-    mine = median(times[1:]) if playing else 0.0
+    mine = middle(times[1:]) if playing else 0.0
     trip = rank.told("round trips", mine)[first]
     return {"between": f"{first} and {second}", "turns": TURNS, "round_trip_us": trip}

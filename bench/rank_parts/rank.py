@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from kpipe.runtime.bench_inputs import TimedLayer, make_inputs
+from kpipe.runtime.bench import middle
+from kpipe.runtime.bench_inputs import TimedLayer, make_inputs, prepared
 from kpipe.runtime.comm.device_processes import DeviceProcesses
 from kpipe.runtime.comm.host_processes import HostProcesses
 from kpipe.runtime.comm.processes import Processes
@@ -91,19 +92,17 @@ class Rank:
         made = []
         for number in range(count):
             inputs = make_inputs(self.layer_class, rows, q, context, generator, shard)
-            layer = self.layer_class()
-            method = self.layer_class.TABLE[(self.arch, q)][rows]
-            layer.TABLE = {(self.arch, q): {rows: method}}  # type: ignore[misc]
-            layer.prepare(
-                inputs.weights,
-                inputs.caches,
-                backend="cuda" if self.on_gpus else "reference",
-                arch=self.arch,
-                layer=number,
-                scratch=scratch,
-                comm=self.group.comm,
+            made.append(
+                prepared(
+                    self.layer_class,
+                    inputs,
+                    self.arch,
+                    number,
+                    scratch,
+                    self.group.comm,
+                    "cuda" if self.on_gpus else "reference",
+                )
             )
-            made.append(TimedLayer(layer, inputs.step, inputs))
         return made
 
     def warm(self, runs: Sequence[Callable[[], object]]) -> None:
@@ -144,9 +143,4 @@ class Rank:
         """Of every replay the slowest rank's time; their median, and each rank's own."""
         by_rank = self.told("times", self.replay_us(graph, replays))
         slowest = [max(times) for times in zip(*by_rank, strict=True)]
-        return {"us": median(slowest), "us_by_rank": [median(times) for times in by_rank]}
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle value, the upper one of two."""
-    return sorted(values)[len(values) // 2]
+        return {"us": middle(slowest), "us_by_rank": [middle(times) for times in by_rank]}
