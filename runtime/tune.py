@@ -1,7 +1,8 @@
 """`python -m kpipe.runtime.tune PLAN --out results.json`: measures what a tuning plan lists.
 
-Modes are timed as whole captured layers, tiles as one launch alone, both chained over layers with
-weights and caches of their own.  The candidates of a step are all captured first, then replayed
+Modes and tiles are timed as whole captured layers, chained, with weights and caches of their own:
+what a tile leaves of shared memory decides how early the next launch starts, and that shows in
+the layer only.  The candidates of a step are all captured first, then replayed
 in rounds, each in another order, so that a machine that drifts drifts for all of them.  Results
 are appended as they come; the same command goes on where it was stopped.
 """
@@ -28,7 +29,7 @@ class Ready(Protocol):
     difference: float
 
     def us(self) -> float:
-        """Microseconds of a layer or launch, the median of some replays."""
+        """Microseconds of a layer, the median of some replays."""
 
 
 class Bench(Protocol):

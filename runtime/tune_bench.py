@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kpipe.runtime.bench import LAYERS, REPLAYS, captured, leave_out_others, replay_us
+from kpipe.runtime.bench import LAYERS, REPLAYS, captured, replay_us
 from kpipe.runtime.bench_inputs import TimedLayer, build
 from kpipe.runtime.evidence import versions
 from kpipe.runtime.generated_folder import layer_in, load_layer
@@ -22,8 +22,6 @@ from kpipe.runtime.memory import Scratch
 from kpipe.runtime.metadata import LayerError
 from kpipe.runtime.tune_compile import compile_ahead, kernels_of
 from kpipe.runtime.tune_plan import Candidate, Plan, Step
-
-REPEAT = 4  # times that a launch alone goes through the layers, in one graph
 
 
 def header(plan: Plan, schema: str) -> dict[str, Any]:
@@ -34,8 +32,7 @@ def header(plan: Plan, schema: str) -> dict[str, Any]:
         "arch": plan.arch,
         "date": date.today().isoformat(),
         "versions": versions(),
-        "metric": f"us of one of {LAYERS} captured layers, or of a launch alone; median of "
-        f"{REPLAYS} replays",
+        "metric": f"us of one of {LAYERS} captured layers; median of {REPLAYS} replays",
         "plan": plan.document,
     }
 
@@ -115,7 +112,7 @@ class DeviceBench:
                 layers = self._bound(self.layer_class(step, candidates[name]))
                 found = self._outputs(layers)
                 outputs = outputs or found
-                ready[name] = self._captured(step, layers, difference(found, outputs))
+                ready[name] = self._captured(layers, difference(found, outputs))
             except Exception as error:  # a candidate that cannot run is a result
                 ready[name] = f"{type(error).__name__}: {error}"
                 if name == step.present or not self.alive():
@@ -206,12 +203,8 @@ class DeviceBench:
         self.machine.synchronize()
         return [one.step.out.float() for one in layers]
 
-    def _captured(self, step: Step, layers: Sequence[TimedLayer], difference: float) -> Captured:
+    def _captured(self, layers: Sequence[TimedLayer], difference: float) -> Captured:
         runs = [one.run for one in layers]
-        if step.op:
-            for one in layers:
-                leave_out_others(one.layer, step.op)
-            runs *= REPEAT
         return Captured(self.machine.capture(runs), len(runs), difference, self.machine)
 
 

@@ -30,8 +30,8 @@ class Candidate:
 class Step:
     """What is measured at one row count.
 
-    With `op` the candidates are tiles of that op, timed alone in `method` of `module`; else they
-    are whole layers.  The first candidate is the present choice.
+    With `op` the candidates are tiles of that op in `method` of `module`, else modes; all are timed
+    as whole layers.  The first candidate is the present choice.
     """
 
     key: str

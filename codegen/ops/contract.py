@@ -257,7 +257,8 @@ class Contract:
     empty_row: str = ""  # what it writes for a row without keys
     tile: tuple[str, ...] = ()  # names of tactic fields
     tactics: tuple[tuple[int, Tactic], ...] = ()  # up to so many rows; what a spec says goes first
-    tile_values: tuple[tuple[str, tuple[int, ...]], ...] = ()  # by field: what is worth timing
+    # By field what is worth timing; the first value is what the kernel takes by itself.
+    tile_values: tuple[tuple[str, tuple[int, ...]], ...] = ()
     takes_rows: bool = False  # no operand tells it how many rows the step has
     roles: tuple[Role, ...] = ()
     proxy_fence: bool = False

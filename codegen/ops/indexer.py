@@ -102,7 +102,7 @@ INDEX_SCORES = Contract(
         divides=(("index_dim", 32),),
     ),
     tile=("ctas", "groups", "stages"),
-    tile_values=(("groups", (3, 2)), ("stages", (6, 9, 12, 18))),
+    tile_values=(("ctas", (132, 64, 36)), ("groups", (3, 2)), ("stages", (9, 6, 12, 18))),
 )
 
 TOPK_SELECT = Contract(

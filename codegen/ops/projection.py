@@ -31,7 +31,7 @@ _PROJECTED = ColumnTypes(
 
 # Outputs and rows of a CTA, and KiB of its ring.
 _TILE = ("tile_n", "tokens", "ring")
-_VALUES = (("tile_n", (16, 32, 64, 128)), ("tokens", (8, 16, 32, 64)))
+_TOKENS = ("tokens", (8, 16, 32, 64))
 _SMALLEST_TILE = tactics(
     (8, {"tile_n": 32, "tokens": 8}),
     (16, {"tile_n": 32, "tokens": 16}),
@@ -59,7 +59,7 @@ PACKED_GEMM = Contract(
     limits=Limits(divides=(("hidden", 64),)),
     tile=_TILE,
     tactics=_BESIDE_INDEX_FRONT,
-    tile_values=(*_VALUES, ("ring", (104, 227))),
+    tile_values=(("tile_n", (32, 24, 40, 48, 16, 64)), _TOKENS, ("ring", (227, 104, 112, 72))),
 )
 
 INDEX_GEMM = Contract(
@@ -76,7 +76,7 @@ INDEX_GEMM = Contract(
     limits=Limits(divides=(("q_lora", 64),)),
     tile=_TILE,
     tactics=_SMALLEST_TILE,
-    tile_values=_VALUES,
+    tile_values=(("tile_n", (32, 16, 64, 128)), _TOKENS),
 )
 
 O_PROJ = Contract(
@@ -120,7 +120,7 @@ O_PROJ = Contract(
         (32, {"tile_n": 64, "tokens": 32}),
         (64, {"tile_n": 64, "tokens": 64}),
     ),
-    tile_values=_VALUES,
+    tile_values=(("tile_n", (64, 56, 96, 112, 128, 32, 16)), _TOKENS, ("ring", (227, 112))),
 )
 
 O_REDUCE = Contract(

@@ -79,7 +79,7 @@ MLA_QUERY = Contract(
     fixes=_QUERY_ROUNDS,
     limits=_QUERY_LIMITS,
     tile=("tokens",),
-    tile_values=(("tokens", (16, 32, 64)),),
+    tile_values=(("tokens", (64, 32, 16)),),
 )
 
 MLA_QUERY_SPLIT = Contract(
@@ -101,7 +101,7 @@ MLA_QUERY_SPLIT = Contract(
     fixes=_QUERY_ROUNDS,
     limits=_QUERY_LIMITS,
     tile=("tokens",),
-    tile_values=(("tokens", (16, 32, 64)),),
+    tile_values=(("tokens", (64, 32, 16)),),
 )
 
 QUERY_WAIT = Contract(

@@ -248,7 +248,7 @@ class _Writer:
 
     def tactics(self, stage: str, ops: Sequence[str]) -> None:
         """The tactics of ops of a stage; tables and the key are put in where there are none."""
-        owner, metric = ("stages", stage, "tactics"), "launches alone"
+        owner, metric = ("stages", stage, "tactics"), "whole layers"
         added = []
         for op in ops:
             old, new = self.wanted.tactics(op, new=False), self.wanted.tactics(op, new=True)

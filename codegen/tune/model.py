@@ -57,8 +57,8 @@ class LeftOut:
 class TuneStep:
     """What is measured at one row count: candidates with the present choice first.
 
-    `stands_for` are the declared row counts that take its winner.  A tile step times one op alone
-    in `method` of `module`; a mode step has whole layers.
+    `stands_for` are the declared row counts that take its winner.  A tile step changes one op of
+    `method` of `module`; all candidates are timed as whole layers.
     """
 
     kind: str

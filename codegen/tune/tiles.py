@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from math import log2
 
@@ -24,12 +25,21 @@ def tile_candidates(
     Left out without being named are tiles with room for more rows than the smallest that holds
     all of the step's: they do the same work in larger pieces.
     """
-    found = [tactic for tactic in _tiles(contract, rows) if tactic != present]
-    found.sort(key=lambda tactic: _distance(tactic, present))
+    usual = {name: values[0] for name, values in contract.tile_values}
+    now = {**usual, **dict(present)}
+    found = [tactic for tactic in _tiles(contract, rows) if dict(tactic) != now]
+    found.sort(key=lambda tactic: _distance(tactic, now))
+    found = [_said(tactic, usual, dict(present)) for tactic in found]
     kept, rest = found[: most - 1], found[most - 1 :]
     candidates = tuple(Candidate(tile_name(one), tactic=one) for one in (present, *kept))
     reason = "further from the present tile than those that are measured"
     return candidates, tuple(LeftOut(tile_name(one), reason) for one in rest)
+
+
+def _said(tactic: Tactic, usual: Mapping[str, int], present: Mapping[str, int]) -> Tactic:
+    """The tile without fields that the present one leaves to the kernel and that stay as it has
+    them."""
+    return tuple((n, value) for n, value in tactic if n in present or value != usual[n])
 
 
 def _tiles(contract: Contract, rows: int) -> list[Tactic]:
@@ -45,7 +55,7 @@ def _tiles(contract: Contract, rows: int) -> list[Tactic]:
     ]
 
 
-def _distance(tactic: Tactic, present: Tactic) -> float:
-    """Doublings and halvings between two tiles; where nothing is known of one, the order stays."""
-    before = dict(present)
-    return sum(abs(log2(value / before[name])) for name, value in tactic if name in before)
+def _distance(tactic: Tactic, now: Mapping[str, int]) -> tuple[int, float]:
+    """How many fields differ, then the doublings and halvings between them."""
+    changed = sum(value != now[name] for name, value in tactic)
+    return changed, sum(abs(log2(value / now[name])) for name, value in tactic)

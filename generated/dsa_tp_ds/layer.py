@@ -3,7 +3,8 @@
 Generated from pipelines/dsa_tp_ds.yaml; do not edit. Schedule proved.
 
     arch     q  rows          method
-    sm_90a   1  1-4           _front
+    sm_90a   1  1             _front_fork
+    sm_90a   1  2-4           _front
     sm_90a   1  5-8, 16, 32   _fork
     sm_90a   1  64            _fork_split_mla_value
     sm_90a   4  4, 8          _front
@@ -43,7 +44,7 @@ class DsaTpDsLayer(Layer):
     STREAMS = {"side": 0}
     TABLE = {
         ("sm_90a", 1): {
-            1: "_front",
+            1: "_front_fork",
             2: "_front",
             3: "_front",
             4: "_front",
@@ -84,14 +85,47 @@ class DsaTpDsLayer(Layer):
         },
     }
 
+    def _front_fork(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 1 (q 1) on sm_90a.
+
+        main  packed_gemm index_front index_scores topk_select sparse_decode mla_value o_proj
+        side                          mla_query .............../
+        """
+        main, side = self.main, self.side
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:107
+        self.index_front(
+            at.wk,
+            at.wv,
+            step.index_slots,
+            self.index_kv,
+            at.index_q8,
+            at.index_w,
+            q_a=at.q_a,
+            release=False,
+        )  # :107 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        side.wait_stream(main)
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :107
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :107
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :108
+        main.wait_stream(side)  # sparse_decode needs what side made
+        # :107
+        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :107
+        self.o_proj(at.gated, out=step.out)  # :107
+
     def _front(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 1-4 (q 1) and 4, 8 (q 4) on sm_90a.
+        """Rows 2-4 (q 1) and 4, 8 (q 4) on sm_90a.
 
         main  packed_gemm index_front index_scores topk_select sparse_decode mla_value o_proj
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:69
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:96
         side.wait_stream(main)
         self.index_front(
             at.wk,
@@ -102,20 +136,20 @@ class DsaTpDsLayer(Layer):
             at.index_w,
             q_a=at.q_a,
             release=False,
-        )  # :69 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :96 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :69
+        )  # :96
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :69
+        )  # :96
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :70
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :97
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :69
+        # :96
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :69
-        self.o_proj(at.gated, out=step.out)  # :69
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :96
+        self.o_proj(at.gated, out=step.out)  # :96
 
     def _fork(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8, 16, 32 (q 1) and 16, 32 (q 4) on sm_90a; rows 5-8, 16, 32 (q 1) and 4, 8, 16, 32 (q 4) on sm_100a.
@@ -124,10 +158,10 @@ class DsaTpDsLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:90
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :63
-        self.index_gemm(at.q_c, at.index_q)  # :63
+        self.query_norm(at.q_a, at.q_c)  # :90
+        self.index_gemm(at.q_c, at.index_q)  # :90
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -137,20 +171,20 @@ class DsaTpDsLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :63 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :90 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :63
+        )  # :90
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :63
+        )  # :90
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :91
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :63
+        # :90
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :63
-        self.o_proj(at.gated, out=step.out)  # :63
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :90
+        self.o_proj(at.gated, out=step.out)  # :90
 
     def _fork_split_mla_value(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -159,10 +193,10 @@ class DsaTpDsLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
-        self.query_norm(at.q_a, at.q_c)  # :66
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:93
+        self.query_norm(at.q_a, at.q_c)  # :93
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :66
+        self.index_gemm(at.q_c, at.index_q)  # :93
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -172,20 +206,20 @@ class DsaTpDsLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :66
+        )  # :93
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :66
+        )  # :93
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :67
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :94
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :66
+        # :93
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :66
-        self.o_proj(at.gated, out=step.out)  # :66
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :93
+        self.o_proj(at.gated, out=step.out)  # :93
 
     def _fork_split_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -194,10 +228,10 @@ class DsaTpDsLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
-        self.query_norm(at.q_a, at.q_c)  # :66
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:93
+        self.query_norm(at.q_a, at.q_c)  # :93
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :66
+        self.index_gemm(at.q_c, at.index_q)  # :93
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -207,28 +241,28 @@ class DsaTpDsLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :66
+        )  # :93
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :66
+        )  # :93
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :67
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :94
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :66
+        # :93
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.value_bmm(at.latent, at.values, pdl=False)  # :66 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :66
-        self.o_proj(at.gated, out=step.out)  # :66
+        self.value_bmm(at.latent, at.values, pdl=False)  # :93 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :93
+        self.o_proj(at.gated, out=step.out)  # :93
 
     def _late_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) on sm_100a.
 
         main  packed_gemm index_front index_scores topk_select mla_query sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:77
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:104
         self.index_front(
             at.wk,
             at.wv,
@@ -238,15 +272,15 @@ class DsaTpDsLayer(Layer):
             at.index_w,
             q_a=at.q_a,
             release=False,
-        )  # :77 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :104 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :77
+        )  # :104
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :77
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :77
-        # :77
+        )  # :104
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :104
+        # :104
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :77
-        self.o_proj(at.gated, out=step.out)  # :77
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :104
+        self.o_proj(at.gated, out=step.out)  # :104

@@ -68,8 +68,9 @@ OPS = (
         weights=("index_q_b",),
         kernel="index_gemm:IndexGemm",
         tactics={
-            ("sm_90a", 8): {"tile_n": 32, "tokens": 8},
-            ("sm_90a", 16): {"tile_n": 32, "tokens": 16},
+            ("sm_90a", 4): {"tile_n": 32, "tokens": 8},
+            ("sm_90a", 8): {"tile_n": 128, "tokens": 8},
+            ("sm_90a", 16): {"tile_n": 128, "tokens": 16},
             ("sm_90a", 32): {"tile_n": 32, "tokens": 32},
             ("sm_90a", 64): {"tile_n": 32, "tokens": 64},
             ("sm_100a", 8): {"tile_n": 32, "tokens": 8},
@@ -140,7 +141,9 @@ OPS = (
         weights=("packed",),
         kernel="packed_gemm:PackedGemm",
         tactics={
-            ("sm_90a", 8): {"tile_n": 32, "tokens": 8, "ring": 104},
+            ("sm_90a", 1): {"tile_n": 32, "tokens": 8, "ring": 227},
+            ("sm_90a", 4): {"tile_n": 16, "tokens": 8, "ring": 104},
+            ("sm_90a", 8): {"tile_n": 32, "tokens": 8, "ring": 227},
             ("sm_90a", 16): {"tile_n": 32, "tokens": 16},
             ("sm_90a", 32): {"tile_n": 32, "tokens": 32},
             ("sm_90a", 64): {"tile_n": 32, "tokens": 64},

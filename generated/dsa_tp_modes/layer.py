@@ -97,10 +97,10 @@ class DsaTpModesLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_select sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:61
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:88
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
-        )  # :61
+        )  # :88
         self.index_front(
             at.wk,
             at.wv,
@@ -111,17 +111,17 @@ class DsaTpModesLayer(Layer):
             q_c=at.q_c,
             normalized=True,
             release=False,
-        )  # :61 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :88 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :61
+        )  # :88
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :61
-        # :61
+        )  # :88
+        # :88
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :61
-        self.o_proj(at.gated, out=step.out)  # :61
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :88
+        self.o_proj(at.gated, out=step.out)  # :88
 
     def _front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 2 (q 1) on sm_90a.
@@ -130,7 +130,7 @@ class DsaTpModesLayer(Layer):
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:69
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:96
         side.wait_stream(main)
         self.index_front(
             at.wk,
@@ -141,31 +141,31 @@ class DsaTpModesLayer(Layer):
             at.index_w,
             q_a=at.q_a,
             release=False,
-        )  # :69 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :96 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :69
+        )  # :96
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :69
+        )  # :96
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :70
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :97
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :69
+        # :96
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :69
-        self.o_proj(at.gated, out=step.out)  # :69
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :96
+        self.o_proj(at.gated, out=step.out)  # :96
 
     def _wait(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 3 (q 1) and 4 (q 4) on sm_90a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:72
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:99
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
-        )  # :72
-        self.index_gemm(at.q_c, at.index_q)  # :72
+        )  # :99
+        self.index_gemm(at.q_c, at.index_q)  # :99
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -175,24 +175,24 @@ class DsaTpModesLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :72 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :99 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :72
+        )  # :99
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :72
-        # :72
+        )  # :99
+        # :99
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :72
-        self.o_proj(at.gated, out=step.out)  # :72
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :99
+        self.o_proj(at.gated, out=step.out)  # :99
 
     def _late_front_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 4 (q 1) and 8 (q 4) on sm_90a.
 
         main  packed_gemm index_front index_scores topk_select mla_query sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:77
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:104
         self.index_front(
             at.wk,
             at.wv,
@@ -202,25 +202,25 @@ class DsaTpModesLayer(Layer):
             at.index_w,
             q_a=at.q_a,
             release=False,
-        )  # :77 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :104 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :77
+        )  # :104
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :77
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :77
-        # :77
+        )  # :104
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :104
+        # :104
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :77
-        self.o_proj(at.gated, out=step.out)  # :77
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :104
+        self.o_proj(at.gated, out=step.out)  # :104
 
     def _late_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) on sm_100a.
 
         main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:77
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:104
         self.index_front(
             at.wk,
             at.wv,
@@ -230,28 +230,28 @@ class DsaTpModesLayer(Layer):
             at.index_w,
             q_a=at.q_a,
             release=False,
-        )  # :77 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :104 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :77
+        )  # :104
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :77
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :77
+        )  # :104
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :104
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :77 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :77
-        self.o_proj(at.gated, out=step.out)  # :77
+        )  # :104 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :104
+        self.o_proj(at.gated, out=step.out)  # :104
 
     def _late(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5 (q 1) and 16 (q 4) on sm_90a.
 
         main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select mla_query sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:74
-        self.query_norm(at.q_a, at.q_c)  # :74
-        self.index_gemm(at.q_c, at.index_q)  # :74
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:101
+        self.query_norm(at.q_a, at.q_c)  # :101
+        self.index_gemm(at.q_c, at.index_q)  # :101
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -261,18 +261,18 @@ class DsaTpModesLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :74 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :101 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :74
+        )  # :101
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :74
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :74
-        # :74
+        )  # :101
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :101
+        # :101
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :74
-        self.o_proj(at.gated, out=step.out)  # :74
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :101
+        self.o_proj(at.gated, out=step.out)  # :101
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 6-8, 16, 32 (q 1) and 32 (q 4) on sm_90a.
@@ -281,10 +281,10 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:90
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :63
-        self.index_gemm(at.q_c, at.index_q)  # :63
+        self.query_norm(at.q_a, at.q_c)  # :90
+        self.index_gemm(at.q_c, at.index_q)  # :90
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -294,20 +294,20 @@ class DsaTpModesLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :63 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :90 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :63
+        )  # :90
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :63
+        )  # :90
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :91
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :63
+        # :90
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :63
-        self.o_proj(at.gated, out=step.out)  # :63
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :90
+        self.o_proj(at.gated, out=step.out)  # :90
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8 (q 1) and 4, 8 (q 4) on sm_100a.
@@ -316,10 +316,10 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:90
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :63
-        self.index_gemm(at.q_c, at.index_q)  # :63
+        self.query_norm(at.q_a, at.q_c)  # :90
+        self.index_gemm(at.q_c, at.index_q)  # :90
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -329,21 +329,21 @@ class DsaTpModesLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :63 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :90 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :63
+        )  # :90
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :63
+        )  # :90
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :91
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :63 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :63
-        self.o_proj(at.gated, out=step.out)  # :63
+        )  # :90 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :90
+        self.o_proj(at.gated, out=step.out)  # :90
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -352,10 +352,10 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:63
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:90
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :63
-        self.index_gemm(at.q_c, at.index_q)  # :63
+        self.query_norm(at.q_a, at.q_c)  # :90
+        self.index_gemm(at.q_c, at.index_q)  # :90
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -365,21 +365,21 @@ class DsaTpModesLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :63 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :90 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :63
+        )  # :90
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :63
+        )  # :90
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :64
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :91
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :63 plain: reads `valid` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :63
-        self.o_proj(at.gated, out=step.out)  # :63
+        )  # :90 plain: reads `valid` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :90
+        self.o_proj(at.gated, out=step.out)  # :90
 
     def _fork_split_sparse_decode_mla_value(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -388,10 +388,10 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
-        self.query_norm(at.q_a, at.q_c)  # :66
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:93
+        self.query_norm(at.q_a, at.q_c)  # :93
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :66
+        self.index_gemm(at.q_c, at.index_q)  # :93
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -401,20 +401,20 @@ class DsaTpModesLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :66
+        )  # :93
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :66
+        )  # :93
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :67
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :94
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :66
+        # :93
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :66
-        self.o_proj(at.gated, out=step.out)  # :66
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :93
+        self.o_proj(at.gated, out=step.out)  # :93
 
     def _fork_split_trtllm_gen_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -423,10 +423,10 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:66
-        self.query_norm(at.q_a, at.q_c)  # :66
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:93
+        self.query_norm(at.q_a, at.q_c)  # :93
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :66
+        self.index_gemm(at.q_c, at.index_q)  # :93
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -436,19 +436,19 @@ class DsaTpModesLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :66
+        )  # :93
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :66
+        )  # :93
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :67
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :94
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :66 plain: reads `valid` before its wait
-        self.value_bmm(at.latent, at.values, pdl=False)  # :66 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :66
-        self.o_proj(at.gated, out=step.out)  # :66
+        )  # :93 plain: reads `valid` before its wait
+        self.value_bmm(at.latent, at.values, pdl=False)  # :93 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :93
+        self.o_proj(at.gated, out=step.out)  # :93
