@@ -165,7 +165,10 @@ def run_here(
     layer_class = load_layer(folder)
     by_id = {one["id"]: one for one in trials}
     for name, side in items:
-        result = run_item(layer_class, by_id[name], side, backend)
+        try:
+            result = run_item(layer_class, by_id[name], side, backend)
+        except LayerError as error:  # for example a cluster that finds no room beside what polls
+            result = {"id": name, "side": side, "outcome": LOST, "said": str(error)}
         with lines.open("a") as file:
             file.write(json.dumps(result) + "\n")
         print(text_of(result), file=sys.stderr)

@@ -19,8 +19,8 @@ from kpipe.runtime.comm.mailbox import MailboxSpec
 from kpipe.runtime.late import HoldUp, replace_op
 from kpipe.runtime.prepared import Prepared, RankRun
 
-LATE_CYCLES = 60_000_000
-"""About 30 ms of an H200: longer than a host takes to launch a few layers, and far below the
+LATE_CYCLES = 200_000_000
+"""About 0.1 s of an H200: longer than a host takes to launch a few layers, and far below the two
 seconds that a poll waits."""
 
 

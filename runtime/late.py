@@ -92,14 +92,24 @@ def run_late(ready: Sequence[Sequence[Prepared]], group: Group, seed: int) -> li
     draw = random.Random(seed)
     for _ in range(ROUNDS):
         late.drawn(draw, ready)
-        for rank, found in enumerate(run_at_once(ready, group)):
-            for number, left in enumerate(found):
-                same = same_bits(left[1], ready[rank][number].step.out, runs[rank][number])
-                differing[rank][number] += not same
+        _count(run_at_once(ready, group), ready, runs, differing)
     for of_rank, counts in zip(runs, differing, strict=True):
         for run, count in zip(of_rank, counts, strict=True):
             run.unstable = count
     return runs
+
+
+def _count(
+    found: Left,
+    ready: Sequence[Sequence[Prepared]],
+    runs: Sequence[Sequence[RankRun]],
+    differing: list[list[int]],
+) -> None:
+    """Counts a round; no tensor of it outlives the call, so the next one needs no new memory."""
+    for rank, of_rank in enumerate(found):
+        for number, (_, views) in enumerate(of_rank):
+            same = same_bits(views, ready[rank][number].step.out, runs[rank][number])
+            differing[rank][number] += not same
 
 
 def same_bits(views: SimpleNamespace, out: Tensor, kept: RankRun) -> bool:

@@ -41,7 +41,6 @@ def bench():
     sys.path.insert(0, str(ROOT / "bench"))
     before = list(sys.path)
     try:
-        # Not by its bare name: the runtime's program has the same one.
         yield importlib.import_module("counterexamples")
     finally:
         sys.path[:] = [path for path in before if path != str(ROOT / "bench")]
