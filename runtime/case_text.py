@@ -20,7 +20,8 @@ def as_text(report: Report) -> str:
     plural = "s" if len(report.ranks) > 1 else ""
     lines = [
         f"{report.layer_class.NAME} on {case.arch}, {case.backend} backend{graph}: rows {rows}, "
-        f"q {case.q}, rank{plural} {ranks} of {report.layer_class.RANKS}{each}, seed {case.seed}{late}",
+        f"q {case.q}, rank{plural} {ranks} of {report.layer_class.RANKS}{each}, seed {case.seed}"
+        f"{late}",
         f"lengths {', '.join(map(str, case.lengths))}",
     ]
     for number, (method, errors) in enumerate(zip(report.methods, report.errors, strict=True)):

@@ -88,7 +88,7 @@ def test_a_change_that_the_explorer_proves_is_refused(bench, folder, monkeypatch
         bench.trials_of(str(folder.parents[1] / "pipelines" / "tiny.yaml"))
 
 
-@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("name", [name for name in LATE if name != "one parity forked"])
 def test_the_fault_goes_wrong_and_its_repair_does_not(trials, folder, name):
     layer_class, trial = load_layer(folder), trials[name]
     control = run_item(layer_class, trial, "control", "reference")
@@ -96,7 +96,14 @@ def test_the_fault_goes_wrong_and_its_repair_does_not(trials, folder, name):
     fault = run_item(layer_class, trial, "fault", "reference")
     assert fault["outcome"] == trial["expects"], fault
     if trial["expects"] == "timeout":
-        assert "mailbox q_mail, parity 0, stage query_wait, rank 1: rank 0 has not" in fault["said"]
+        assert fault["said"].startswith("mailbox ")  # of the rank that came to its poll last
+
+
+def test_host_order_hides_what_takes_streams_apart(trials, folder):
+    """Rank 0 polls candidates of the next layer ahead of its query, which would be erased."""
+    trial = trials["one parity forked"]
+    assert [name for name, one in trials.items() if one["apart"]] == ["one parity forked"]
+    assert run_item(load_layer(folder), trial, "fault", "reference")["outcome"] == "right"
 
 
 def test_without_its_fault_a_trial_fails(trials, folder):
@@ -108,13 +115,15 @@ def test_without_its_fault_a_trial_fails(trials, folder):
 
 
 def test_the_program(trials, folder, tmp_path, capsys):
-    chosen = [trials["query not awaited"]]
+    chosen = [trials["query not awaited"], trials["one parity forked"]]
     file, out = tmp_path / "plan.json", tmp_path / "out.json"
     plan = {"schema": counterexamples.PLAN, "pipeline": "tiny", "trials": chosen}
     file.write_text(json.dumps(plan))
     where = ["--folder", str(folder), "--backend", "reference"]
     assert main([str(file), *where, "--out", str(out)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    text, talk = capsys.readouterr()
+    lines = text.splitlines()
+    assert "left out: one parity forked: it takes streams that run apart\n" in talk
     assert lines[0] == "ok      query not awaited, control: right"
     assert lines[1].startswith("ok      query not awaited, fault: wrong: gated of layer ")
     assert lines[2] == "1 trials, 2 runs, 0 not as they must be"

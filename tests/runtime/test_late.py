@@ -54,7 +54,7 @@ def test_a_layer_that_does_not_wait_for_the_query_shows(dcp, monkeypatch):
     """Whichever rank is late ahead of its query, the other reads words that have not come."""
     layer_class = load_layer(dcp)
     case = Case((70, 5, 1, 0, 30), 1, "sm_90a")
-    group = VirtualRanks(2, timeout_s=60.0)
+    group = VirtualRanks(2, timeout_s=60.0, refuse_overwrite=False)
     chain = Chain(layer_class, case)
     ready = chain.ready(chain.first(), group)
     for of_rank in ready:
