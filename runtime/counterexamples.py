@@ -57,8 +57,8 @@ Result = dict[str, Any]
 
 
 def lengths_of(top_k: int, rows: int, q: int) -> tuple[int, ...]:
-    """Context lengths of the requests: two with more keys than top_k, the others short."""
-    long = (2 * top_k + 60, top_k + 9)
+    """Context lengths of the requests: four with more keys than top_k, the others short."""
+    long = (2 * top_k + 60, top_k + 9, 2 * top_k + 1, top_k + 200)
     short = tuple(max(q, 7 * number % 71) for number in range(max(rows // q - len(long), 0)))
     return (*long, *short)[: rows // q]
 
@@ -120,9 +120,10 @@ def judged(
     """The outcome of a run that has come to its end.
 
     The undelayed run is within its bounds of the oracle, so what is twice a bound away from it is
-    beyond that bound itself.
+    beyond that bound itself.  Of a wrong run also the first wrong layer, and the ranks that it is
+    wrong on.
     """
-    same, worst, where = True, 0.0, ""
+    same, wrong = True, []
     bounds = declared_bounds()
     for rank, of_rank in enumerate(left):
         for number, (_, views) in enumerate(of_rank):
@@ -131,13 +132,17 @@ def judged(
             pairs = {"gated": (views.gated, kept.views.gated), "out": (out, kept.out)}
             for what, (now, then) in pairs.items():
                 error = relative_error(now.cpu(), then) / (2 * float(bounds[what]))
-                error = error if isfinite(error) else float("inf")
-                if error > worst:
-                    worst, where = error, f"{what} of layer {number}, rank {rank}"
-    if worst > 1:
-        shown = f"{worst:.1f} times what the bounds allow" if isfinite(worst) else "not finite"
-        return {"outcome": WRONG, "said": f"{where}: {shown}"}
-    return {"outcome": RIGHT if same else OTHER_BITS, "said": ""}
+                if not error <= 1:
+                    wrong.append((number, rank, what, error))
+    if not wrong:
+        return {"outcome": RIGHT if same else OTHER_BITS, "said": ""}
+    layer = min(number for number, *_ in wrong)
+    first = [one for one in wrong if one[0] == layer]
+    ranks = sorted({rank for _, rank, *_ in first})
+    _, rank, what, error = max(first, key=lambda one: one[-1])
+    shown = f"{error:.1f} times what the bounds allow" if isfinite(error) else "not finite"
+    said = f"{what} of layer {layer}, rank {rank}: {shown}"
+    return {"outcome": WRONG, "said": said, "layer": layer, "ranks": ranks}
 
 
 def as_it_must_be(result: Result) -> bool:

@@ -95,7 +95,10 @@ def test_the_fault_goes_wrong_and_its_repair_does_not(trials, folder, name):
     assert (control["outcome"], control["said"]) == ("right", "")
     fault = run_item(layer_class, trial, "fault", "reference")
     assert fault["outcome"] == trial["expects"], fault
-    if trial["expects"] == "timeout":
+    late = trial["late"]
+    if trial["expects"] == "wrong":  # where it was named, and for the rank that did not wait
+        assert fault["layer"] == late["layer"] and 1 - late["rank"] in fault["ranks"]
+    else:
         assert fault["said"].startswith("mailbox ")  # of the rank that came to its poll last
 
 
@@ -180,10 +183,11 @@ def test_processes_follow_each_other_until_everything_has_run(monkeypatch, tmp_p
     assert [as_it_must_be(one) for one in found] == [True, False, False]
 
 
-def test_two_requests_have_more_keys_than_are_selected():
-    assert lengths_of(16, 4, 1) == (92, 25, 1, 7)
+def test_four_requests_have_more_keys_than_are_selected():
+    assert lengths_of(16, 4, 1) == (92, 25, 33, 216)
+    assert lengths_of(16, 8, 1)[4:] == (1, 7, 14, 21)
     lengths = lengths_of(2048, 64, 1)
-    assert len(lengths) == 64 and sum(length > 2048 for length in lengths) == 2
+    assert len(lengths) == 64 and sum(length > 2048 for length in lengths) == 4
 
 
 def test_every_layer_gets_the_same_copy():
