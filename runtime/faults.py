@@ -108,7 +108,10 @@ def _giving(one: Prepared, out: Tensor) -> Around:
     kept = out.to(one.step.out.device)
 
     def around(inner: Callable[..., None]) -> Callable[..., None]:
-        return lambda *operands, **named: one.step.out.copy_(kept)  # type: ignore[func-returns-value]
+        def call(*operands: Any, **named: Any) -> None:
+            one.step.out.copy_(kept)
+
+        return call
 
     return around
 

@@ -131,6 +131,12 @@ def test_the_program(trials, folder, tmp_path, capsys):
     assert lines[1].startswith("ok      query not awaited, fault: wrong: gated of layer ")
     assert lines[2] == "1 trials, 2 runs, 0 not as they must be"
     assert [one["outcome"] for one in json.loads(out.read_text())["results"]] == ["right", "wrong"]
+    lines = tmp_path / "lines"
+    lines.write_text(json.dumps({"id": "query not awaited", "side": "fault", "outcome": "lost",
+                                 "said": "before"}) + "\n")  # fmt: skip
+    assert main([str(file), *where, "--only", "awaited", "--lines", str(lines)]) == 1
+    assert [one["outcome"] for one in counterexamples.results_in(lines)] == ["lost", "right"]
+    capsys.readouterr()
     chosen[0] = {**chosen[0], "fault": chosen[0]["control"]}
     file.write_text(json.dumps(plan))
     assert main([str(file), *where]) == 1
@@ -145,6 +151,15 @@ def test_files_that_cannot_be_used(tmp_path, capsys):
     file.write_text(json.dumps({"schema": counterexamples.PLAN, "pipeline": "no", "trials": []}))
     assert main([str(file)]) == 2
     assert "`generated/no` is not a generated folder" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_without_a_device(trials, folder, tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({"schema": counterexamples.PLAN, "pipeline": "no", "trials": []}))
+    assert main([str(file), "--folder", str(folder), "--backend", "cuda"]) == 4
+    text = "error: this machine has no CUDA device; --backend reference\n"
+    assert capsys.readouterr().err == text
 
 
 def test_controls_come_first_and_what_loses_the_device_last():
@@ -178,7 +193,7 @@ def test_processes_follow_each_other_until_everything_has_run(monkeypatch, tmp_p
     assert [(one["id"], one["outcome"], one["said"]) for one in found] == [
         ("a", "timeout", ""),
         ("b", "lost", "the process ended with 1"),
-        ("c", "lost", "no end within 300 s"),
+        ("c", "lost", "no end within 560 s"),
     ]
     assert [as_it_must_be(one) for one in found] == [True, False, False]
 
