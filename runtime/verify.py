@@ -138,6 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--concurrent", action="store_true", help="ranks of one device at once, not in lockstep"
     )
+    parser.add_argument(
+        "--late", type=int, metavar="SEED", help="further runs, a random rank late in each layer"
+    )
     parser.add_argument("--layers", type=int, metavar="N", help="chained layers [default: 1]")
     parser.add_argument("--replays", type=int, metavar="N", help="of --captured [default: 1]")
     parser.add_argument("--seed", type=int, metavar="N", help="of the inputs [default: 0]")
@@ -163,11 +166,14 @@ def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
         raise UsageError("--captured needs --backend cuda")
     if options.concurrent and not (backend == "cuda" and layer_class.CONTEXT_PARALLEL):
         raise UsageError("--concurrent needs --backend cuda and a context-parallel layer")
+    if options.late is not None and (refusal := _not_late(layer_class, options, backend)):
+        raise UsageError(refusal)
     if options.replays is not None and not (options.captured and options.replays > 0):
         raise UsageError(f"--replays {options.replays}: at least one, of --captured")
     if options.processes and (refusal := verify_processes.refusal(layer_class, options)):
         raise UsageError(refusal)
     whole = next((name for name in ("captured", "concurrent") if getattr(options, name)), "")
+    whole = "late" if options.late is not None else whole
     whole = whole or ("processes" if options.processes and backend == "cuda" else "")
     if whole and options.stop_after:
         raise UsageError(f"--{whole} runs whole layers; leave out --stop-after")
@@ -185,8 +191,21 @@ def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
         captured=options.captured,
         concurrent=options.concurrent,
         replays=options.replays or 1,
+        late=options.late,
         processes=options.processes,
     )
+
+
+def _not_late(layer_class: type[Layer], options: argparse.Namespace, backend: str) -> str:
+    """Why no rank can be late here; empty where one can."""
+    if not layer_class.CONTEXT_PARALLEL:
+        return f"--late: the ranks of {layer_class.NAME} exchange nothing"
+    if options.captured or options.processes:
+        word = "captured" if options.captured else "processes"
+        return f"--late runs eagerly, the ranks in one process; leave out --{word}"
+    if backend == "cuda" and not options.concurrent:
+        return "--late needs --concurrent on a GPU: in lockstep nobody can be late"
+    return ""
 
 
 def _run_processes(
@@ -212,6 +231,7 @@ ONE_CASE = (
     "lengths",
     "captured",
     "concurrent",
+    "late",
     "layers",
     "replays",
     "seed",
@@ -220,7 +240,7 @@ ONE_CASE = (
 
 
 def _wants_suite(layer_class: type[Layer], options: argparse.Namespace, case: Case) -> bool:
-    named = [name for name in ONE_CASE if getattr(options, name) not in (None, "", False)]
+    named = [name for name in ONE_CASE if _given(getattr(options, name))]
     if layer_class.CONTEXT_PARALLEL and "virtual_ranks" in named:
         named.remove("virtual_ranks")  # all of them run in any case
     whole = "suite" if options.suite else "launches" if options.launches else ""
@@ -228,6 +248,11 @@ def _wants_suite(layer_class: type[Layer], options: argparse.Namespace, case: Ca
         word = named[0].replace("_", "-")
         raise UsageError(f"--{whole} runs its own cases; leave out --{word}")
     return bool(whole) or (case.backend == "cuda" and not named)
+
+
+def _given(value: object) -> bool:
+    """Whether an option has been given; a seed of 0 has."""
+    return value is not None and value is not False and value != ""
 
 
 def _run_suite(layer_class: type[Layer], case: Case, options: argparse.Namespace) -> int:
