@@ -1,19 +1,22 @@
 """Counterexamples of the mailbox explorer, for the layer's own kernels to run into.
 
-    python bench/counterexamples.py counter.json [--spec pipelines/dsa_dcp_d2.yaml]      here
-    python -m kpipe.runtime.counterexamples counter.json --out F       on the machine with the GPU
+    python bench/counterexamples.py P [--build] [--spec pipelines/dsa_dcp_d2.yaml]       here
+    python -m kpipe.runtime.counterexamples P --out F                  on the machine with the GPU
 
 Protocols of the spec's plans are changed as `CHANGES` says: a mailbox that nothing re-arms, a
 single parity where no exchange ends the layer, a wait left out.  The explorer must refuse each
 change and prove its repair.  Out of the counterexample comes who has to be late, and where.
+With --build the kernels of these plans come into P as well, and no process over there compiles.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,7 @@ from kpipe.codegen.proof.mailbox.unrolled import Bounds  # noqa: E402
 from kpipe.codegen.proof.mailbox.verdict import Event, Verdict  # noqa: E402
 
 PLAN = "kpipe.counterexamples/1"
+TRIALS, BUILD = "trials.json", "build"  # what lies in the folder that is written
 RANKS = 2
 ARCH, Q = "sm_90a", 1
 CLOSING = ("o_proj", "o_reduce")  # the exchange that ends a layer
@@ -182,15 +186,49 @@ def _op_that(protocol: Protocol, act: Act, box: str) -> str:
     )
 
 
+def build_kernels(folder: Path, trials: Sequence[dict[str, Any]], out: Path) -> None:
+    """Objects of what these trials launch, for ranks that share a GPU and run at once.
+
+    RuntimeError where a kernel does not compile.
+    """
+    from kpipe.runtime.aot.builder import build
+    from kpipe.runtime.aot.toolchain import dsl_version
+    from kpipe.runtime.aot.wanted import MULTIPROCESSORS, FolderKernels, Place
+    from kpipe.runtime.comm.device_ranks import room_at_once
+    from kpipe.runtime.generated_folder import layer_of_step, load_layer
+
+    layer_class = load_layer(folder)
+    sizes = dict.fromkeys(one["rows"] for one in trials)
+    layers = [layer_of_step(layer_class, ARCH, rows, Q) for rows in sizes]
+    calls = [call for layer in layers for call in layer.calls()]
+    room = room_at_once(RANKS, MULTIPROCESSORS[ARCH])
+    kernels = FolderKernels(layer_class, folder, ARCH, dsl_version())
+    wanted = kernels.wanted((), [Place(rank, *room) for rank in range(RANKS)], calls)
+    whole = [one for one in wanted if one.flags.get("half", "whole") == "whole"]
+
+    def said(what: str, number: int, total: int, seconds: float) -> None:
+        print(f"{number}/{total}  {what}  {seconds:.1f} s", file=sys.stderr)
+
+    outcome = build(kernels, whole, out, len(os.sched_getaffinity(0)), said)
+    if outcome.failed:
+        raise RuntimeError("; ".join(f"{what}: {error}" for what, error in outcome.failed))
+    print(f"{len(outcome.made)} kernels, {outcome.bytes / 2**20:.1f} MiB", file=sys.stderr)
+
+
 def main() -> int:
     """See the top of the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("file", type=Path)
+    parser.add_argument("place", type=Path, metavar="P", help="folder to write")
     parser.add_argument("--spec", default=str(ROOT / "pipelines" / "dsa_dcp_d2.yaml"))
+    parser.add_argument("--build", action="store_true", help="with kernels, of generated/")
     options = parser.parse_args()
-    trials = trials_of(options.spec)
-    document = {"schema": PLAN, "pipeline": Path(options.spec).stem, "trials": trials}
-    options.file.write_text(json.dumps(document, indent=1) + "\n")
+    trials, pipeline = trials_of(options.spec), Path(options.spec).stem
+    document = {"schema": PLAN, "pipeline": pipeline, "trials": trials}
+    options.place.mkdir(parents=True, exist_ok=True)
+    (options.place / TRIALS).write_text(json.dumps(document, indent=1) + "\n")
+    shutil.rmtree(options.place / BUILD, ignore_errors=True)
+    if options.build:
+        build_kernels(ROOT / "generated" / pipeline, trials, options.place / BUILD)
     for trial in trials:
         where = trial["late"]
         print(f"{trial['id']}: {trial['what']}", file=sys.stderr)

@@ -1,40 +1,42 @@
 """Counterexamples of the mailbox explorer, run: with the fault they go wrong, repaired they do not.
 
-    python -m kpipe.runtime.counterexamples FILE [--folder generated/dsa_dcp_d2] [--out F]
+    python -m kpipe.runtime.counterexamples P [--folder generated/dsa_dcp_d2] [--out F]
 
-`bench/counterexamples.py` writes FILE.  Each trial runs the layer's ranks at once, once with the
-fault and once repaired, and both times the rank that the explorer names is late at the launch that
-it names.  With the fault the results must be beyond the oracle's bounds, or a poll must give up;
-repaired, the bits must be those of the undelayed run, which is compared with the oracle.  On a GPU
-trials run in processes of their own, since a poll that gives up takes the device along.  Without
-one the CPU's reference runs.  Exit code 1 where a trial is not as it must be.
+`bench/counterexamples.py` writes the folder P.  With the fault the results must be beyond the
+oracle's bounds, or a poll must give up; repaired, the bits must be those of the undelayed run,
+which is compared with the oracle.  On a GPU trials run in processes that follow each other, since
+a poll that gives up takes the device along, and one that stands still is ended.  Without a GPU the
+CPU's reference runs.  Exit code 1 where a trial is not as it must be.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from functools import cache
-from math import isfinite
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from kpipe.runtime.case_report import report_of
-from kpipe.runtime.comm.mailbox import MailboxTimeout
-from kpipe.runtime.faults import Fault, Late, Unarmed, fewer_parities, install
-from kpipe.runtime.generated_folder import geometry_of, load_layer
-from kpipe.runtime.late import HoldUp, Left, rehearse_at_once, run_at_once, same_bits
+from kpipe.runtime.aot.manifest import BuildError
+from kpipe.runtime.fault_trial import (
+    LOST,
+    TIMEOUT,
+    Entry,
+    Result,
+    as_it_must_be,
+    case_of,
+    run_side,
+)
+from kpipe.runtime.generated_folder import load_layer
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import LayerError
-from kpipe.runtime.oracle.compare import declared_bounds, relative_error
-from kpipe.runtime.prepared import Prepared, RankRun
 from kpipe.runtime.schedules.trial_file import (
     ENVIRONMENT,
     FINDINGS,
@@ -44,165 +46,93 @@ from kpipe.runtime.schedules.trial_file import (
     read_document,
     write_document,
 )
-from kpipe.runtime.trial import Case, Chain, at_once, run_case
+from kpipe.runtime.watch import watched
 
+LOG = logging.getLogger("kpipe.runtime.counterexamples")  # also where this file is the program
+
+TRIALS, BUILD = "trials.json", "build"
+"""What lies in the folder P; kernels are compiled where it has no build of them."""
 PLAN, RUN = "kpipe.counterexamples/1", "kpipe.counterexamples_run/1"
 SIDES = ("control", "fault")
-RIGHT, OTHER_BITS, WRONG, TIMEOUT, LOST = "right", "other bits", "wrong", "timeout", "lost"
 PROCESS_S = 560
-"""What a process may take on a GPU; what has not come to its end by then runs in the next one."""
-
-Trial = Mapping[str, Any]
-Result = dict[str, Any]
-
-
-def lengths_of(top_k: int, rows: int, q: int) -> tuple[int, ...]:
-    """Context lengths of the requests: four with more keys than top_k, the others short."""
-    long = (2 * top_k + 60, top_k + 9, 2 * top_k + 1, top_k + 200)
-    short = tuple(max(q, 7 * number % 71) for number in range(max(rows // q - len(long), 0)))
-    return (*long, *short)[: rows // q]
-
-
-def case_of(layer_class: type[Layer], trial: Trial, backend: str) -> Case:
-    """What a trial runs, without its fault."""
-    lengths = lengths_of(geometry_of(layer_class).top_k, trial["rows"], trial["q"])
-    cuda = backend == "cuda"
-    return Case(
-        lengths,
-        trial["q"],
-        trial["arch"],
-        layers=trial["layers"],
-        backend=backend,
-        method=layer_class.TABLE[trial["arch"], trial["q"]][trial["rows"]],  # compiles that alone
-        concurrent=cuda,
-    )
-
-
-@cache
-def right_run(layer_class: type[Layer], case: Case) -> list[list[RankRun]]:
-    """The undelayed run, [rank][layer]; RuntimeError where it is beyond the oracle's bounds."""
-    trials = run_case(layer_class, case)
-    report = report_of(layer_class, case, trials)
-    if not report.ok:
-        raise RuntimeError(f"the run without fault and delay is wrong: {report.worst}")
-    return [list(of_rank) for of_rank in zip(*(trial.ranks for trial in trials), strict=True)]
-
-
-def run_item(layer_class: type[Layer], trial: Trial, side: str, backend: str) -> Result:
-    """One side of a trial: its outcome, and what shows it."""
-    case = case_of(layer_class, trial, backend)
-    right = right_run(layer_class, case)
-    fault, late = fault_of(trial[side]), Late(**trial["late"])
-    # A store onto an unread word is what happens here, not an error of its own.
-    group = at_once(layer_class, case, refuse_overwrite=False)
-    for rank in range(group.ranks):
-        fewer_parities(group.rank(rank), fault.parities)
-    chain = Chain(layer_class, case)
-    ready = chain.ready(chain.first(), group)
-    install(ready, right, fault, late, HoldUp(group))
-    result = {"id": trial["id"], "side": side}
-    try:
-        rehearse_at_once(ready, group)
-        left = run_at_once(ready, group)
-    except MailboxTimeout as error:
-        return {**result, "outcome": TIMEOUT, "said": str(error)}
-    return {**result, **judged(left, ready, right)}
-
-
-def fault_of(data: Mapping[str, Any]) -> Fault:
-    """A fault as the file says it."""
-    unarmed = tuple(Unarmed(**one) for one in data["unarmed"])
-    return Fault(data["parities"], unarmed, tuple(data["left_out"]), tuple(data["given"]))
-
-
-def judged(
-    left: Left, ready: Sequence[Sequence[Prepared]], right: Sequence[Sequence[RankRun]]
-) -> Result:
-    """The outcome of a run that has come to its end.
-
-    The undelayed run is within its bounds of the oracle, so what is twice a bound away from it is
-    beyond that bound itself.  Of a wrong run also the first wrong layer, and the ranks that it is
-    wrong on.
-    """
-    same, wrong = True, []
-    bounds = declared_bounds()
-    for rank, of_rank in enumerate(left):
-        for number, (_, views) in enumerate(of_rank):
-            kept, out = right[rank][number], ready[rank][number].step.out
-            same &= same_bits(views, out, kept)
-            pairs = {"gated": (views.gated, kept.views.gated), "out": (out, kept.out)}
-            for what, (now, then) in pairs.items():
-                error = relative_error(now.cpu(), then) / (2 * float(bounds[what]))
-                if not error <= 1:
-                    wrong.append((number, rank, what, error))
-    if not wrong:
-        return {"outcome": RIGHT if same else OTHER_BITS, "said": ""}
-    layer = min(number for number, *_ in wrong)
-    first = [one for one in wrong if one[0] == layer]
-    ranks = sorted({rank for _, rank, *_ in first})
-    _, rank, what, error = max(first, key=lambda one: one[-1])
-    shown = f"{error:.1f} times what the bounds allow" if isfinite(error) else "not finite"
-    said = f"{what} of layer {layer}, rank {rank}: {shown}"
-    return {"outcome": WRONG, "said": said, "layer": layer, "ranks": ranks}
-
-
-def as_it_must_be(result: Result) -> bool:
-    """Whether a side came out as the explorer says."""
-    if result["side"] == "control":
-        return result["outcome"] == RIGHT
-    return result["outcome"] in (WRONG, TIMEOUT)
-
+"""What a process may take on a GPU; that a trial stands still is seen sooner, by itself."""
 
 Item = tuple[str, str]  # a trial's id, and the side
 
 
-def items_of(trials: Sequence[Trial]) -> list[Item]:
+def items_of(trials: Sequence[Entry]) -> list[Item]:
     """Everything to run: what may lose the device comes last."""
     last = [one["id"] for one in trials if one["expects"] == TIMEOUT]
     first = [one["id"] for one in trials if one["id"] not in last]
-    every = [(name, "control") for name in (*first, *last)]
-    return every + [(name, "fault") for name in (*first, *last)]
+    return [(name, side) for side in SIDES for name in (*first, *last)]
 
 
-def run_here(
-    folder: Path, trials: Sequence[Trial], items: Sequence[Item], backend: str, lines: Path
-) -> None:
-    """Runs items in this process and adds each result to the file, until the device is lost."""
-    layer_class = load_layer(folder)
-    by_id = {one["id"]: one for one in trials}
-    for name, side in items:
+class Runner:
+    """Runs sides of trials in this process and adds each result to a file of lines."""
+
+    def __init__(
+        self, layer_class: type[Layer], backend: str, build: Path | None, lines: Path
+    ) -> None:
+        self._layer_class, self._backend, self._lines = layer_class, backend, lines
+        self._build = build
+
+    def run(self, trials: Sequence[Entry], items: Sequence[Item]) -> None:
+        """All of them, or until the device is lost."""
+        by_id = {one["id"]: one for one in trials}
+        for name, side in items:
+            LOG.info("%s, %s ...", name, side)
+            result, goes_on = self._result(by_id[name], side)
+            add(result, self._lines)
+            if not goes_on:
+                return
+
+    def _result(self, entry: Entry, side: str) -> tuple[Result, bool]:
+        """A result, and whether the device is still there."""
+        lost = {"id": entry["id"], "side": side, "outcome": LOST}
         try:
-            result = run_item(layer_class, by_id[name], side, backend)
-        except LayerError as error:  # for example a cluster that finds no room beside what polls
-            result = {"id": name, "side": side, "outcome": LOST, "said": str(error)}
-        with lines.open("a") as file:
-            file.write(json.dumps(result) + "\n")
-        print(text_of(result), file=sys.stderr)
-        if backend == "cuda" and result["outcome"] == TIMEOUT:
-            return
+            result = self._side(entry, side)
+        except ValueError as error:  # for example a cluster that finds no room beside what polls
+            return {**lost, "said": str(error)}, True
+        except RuntimeError as error:
+            said = str(error).partition("\n")[0]
+            return {**lost, "said": said}, self._backend != "cuda"
+        return result, self._backend != "cuda" or result["outcome"] != TIMEOUT
+
+    def _side(self, entry: Entry, side: str) -> Result:
+        case = case_of(self._layer_class, entry, self._backend, self._build)
+        try:
+            return run_side(self._layer_class, entry, side, case)
+        except BuildError as error:
+            LOG.info("compiled here: %s", error)
+            self._build = None
+            return self._side(entry, side)
 
 
-def run_apart(file: Path, folder: Path, items: Sequence[Item], lines: Path) -> None:
+def run_apart(place: Path, folder: Path, items: Sequence[Item], lines: Path) -> None:
     """Runs items in processes that follow each other; what ends without a result is `lost`."""
     left = list(items)
     while left:
-        known = len(results_in(lines))
+        before, well = len(results_in(lines)), False
         words = [f"{name}/{side}" for name, side in left]
-        command = [sys.executable, "-m", "kpipe.runtime.counterexamples", str(file)]
+        command = [sys.executable, "-m", "kpipe.runtime.counterexamples", str(place)]
         command += ["--folder", str(folder), "--backend", "cuda", "--lines", str(lines)]
-        said = ""
         try:
             done = subprocess.run([*command, "--items", ",".join(words)], timeout=PROCESS_S)
-            said = f"the process ended with {done.returncode}"
+            said, well = f"the process ended with {done.returncode}", done.returncode == FINE
         except subprocess.TimeoutExpired:
             said = f"no end within {PROCESS_S} s"
         found = {(one["id"], one["side"]) for one in results_in(lines)}
         left = [item for item in left if item not in found]
-        if len(found) == known and left:
+        if left and not (well and len(found) > before):  # the first of them was running
             name, side = left.pop(0)
-            with lines.open("a") as out:
-                lost = {"id": name, "side": side, "outcome": LOST, "said": said}
-                out.write(json.dumps(lost) + "\n")
+            add({"id": name, "side": side, "outcome": LOST, "said": said}, lines)
+
+
+def add(result: Result, lines: Path) -> None:
+    """Keeps a result, and tells it."""
+    with lines.open("a") as file:
+        file.write(json.dumps(result) + "\n")
+    print(text_of(result), file=sys.stderr, flush=True)
 
 
 def results_in(lines: Path) -> list[Result]:
@@ -223,37 +153,54 @@ def main(argv: Sequence[str]) -> int:
     # Before CUDA starts: a queue that waits may not stand in a rank's way.
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
     try:
-        document = read_document(options.file, PLAN)
+        document = read_document(options.place / TRIALS, PLAN)
         folder = options.folder or Path("generated") / document["pipeline"]
-        load_layer(folder)
+        layer_class = load_layer(folder)
+        trials = _chosen(document["trials"], options.only)
     except (UsageError, LayerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
-    backend, trials = options.backend, document["trials"]
+    backend = options.backend
     if backend == "auto":
         backend = "cuda" if torch.cuda.is_available() else "reference"
     if backend == "cuda" and not torch.cuda.is_available():
         print("error: this machine has no CUDA device; --backend reference", file=sys.stderr)
         return ENVIRONMENT
+    if options.items:
+        build = options.place / BUILD
+        runner = Runner(layer_class, backend, build if build.is_dir() else None, options.lines)
+        items = [tuple(word.rsplit("/", 1)) for word in options.items.split(",")]
+        with watched():
+            runner.run(trials, items)
+            sys.stdout.flush()
+            os._exit(FINE)  # a device that is lost may keep what comes at the end waiting
+    with TemporaryDirectory() as temporary:
+        lines = options.lines or Path(temporary) / "results"
+        items = _items_left(trials, lines, backend)
+        if backend == "cuda":
+            run_apart(options.place, folder, items, lines)
+        else:
+            Runner(layer_class, backend, None, lines).run(trials, items)
+        results = results_in(lines)
+    return _told(document["pipeline"], backend, results, options.out)
+
+
+def _chosen(trials: Sequence[Entry], only: str) -> list[Entry]:
+    """Trials with that text in their name; UsageError where there is none."""
+    if chosen := [one for one in trials if only in one["id"]]:
+        return chosen
+    names = ", ".join(one["id"] for one in trials)
+    raise UsageError(f"--only {only}: no such trial; there are {names}")
+
+
+def _items_left(trials: Sequence[Entry], lines: Path, backend: str) -> list[Item]:
+    """What has no result yet, without what takes streams that run apart where there are none."""
+    known = {(one["id"], one["side"]) for one in results_in(lines)}
     if backend == "reference":
         for one in (one for one in trials if one["apart"]):
             print(f"left out: {one['id']}: it takes streams that run apart", file=sys.stderr)
         trials = [one for one in trials if not one["apart"]]
-    trials = [one for one in trials if options.only in one["id"]]
-    if options.items:
-        items = [tuple(word.rsplit("/", 1)) for word in options.items.split(",")]
-        run_here(folder, trials, items, backend, options.lines)
-        return FINE
-    with TemporaryDirectory() as temporary:
-        lines = options.lines or Path(temporary) / "results"
-        known = {(one["id"], one["side"]) for one in results_in(lines)}
-        items = [item for item in items_of(trials) if item not in known]
-        if backend == "cuda":
-            run_apart(options.file, folder, items, lines)
-        else:
-            run_here(folder, trials, items, backend, lines)
-        results = results_in(lines)
-    return _told(document["pipeline"], backend, results, options.out)
+    return [item for item in items_of(trials) if item not in known]
 
 
 def _told(pipeline: str, backend: str, results: Sequence[Result], out: Path | None) -> int:
@@ -277,7 +224,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kpipe.runtime.counterexamples", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("file", type=Path, help="what bench/counterexamples.py has written")
+    parser.add_argument("place", type=Path, metavar="P", help="what bench/counterexamples.py made")
     parser.add_argument("--folder", type=Path, help="generated folder [default: by pipeline]")
     parser.add_argument("--backend", choices=("auto", "reference", "cuda"), default="auto")
     parser.add_argument("--out", type=Path, metavar="FILE", help="results as JSON")

@@ -7,6 +7,7 @@ as large as the protocol lets it grow and no time is measured.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,9 @@ from torch import Tensor
 from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
 from kpipe.runtime.generated_folder import launches
-from kpipe.runtime.prepared import Prepared, RankRun, blank, launch_all, rehearse
+from kpipe.runtime.prepared import Prepared, RankRun, launch_all, rehearse_blank
+
+LOG = logging.getLogger(__name__)  # where a run is: see watch.py
 
 Group = DeviceRanks | VirtualRanks
 Left = list[list[tuple[str, SimpleNamespace]]]  # by rank and layer: the method, what it left
@@ -66,14 +69,6 @@ def run_at_once(ready: Sequence[Sequence[Prepared]], group: Group) -> Left:
     return results
 
 
-def rehearse_at_once(ready: Sequence[Sequence[Prepared]], group: Group) -> None:
-    """What ranks of a device need ahead of the first run at once; threads need nothing."""
-    if isinstance(group, DeviceRanks):
-        restore = blank(ready)
-        rehearse(ready, group)
-        restore()
-
-
 def run_late(ready: Sequence[Sequence[Prepared]], group: Group, seed: int) -> list[list[RankRun]]:
     """One run that nobody is late in, then ROUNDS in which one rank of each layer is.
 
@@ -83,16 +78,20 @@ def run_late(ready: Sequence[Sequence[Prepared]], group: Group, seed: int) -> li
     """
     late = _Late(HoldUp(group))
     late.install(ready)
-    rehearse_at_once(ready, group)
+    if isinstance(group, DeviceRanks):
+        rehearse_blank(ready, group)
     runs = [
         [one.finished(*left) for one, left in zip(of_rank, found, strict=True)]
         for of_rank, found in zip(ready, run_at_once(ready, group), strict=True)
     ]
+    LOG.info("run, nobody late")
     differing = [[0] * len(of_rank) for of_rank in ready]
     draw = random.Random(seed)
-    for _ in range(ROUNDS):
+    for number in range(1, ROUNDS + 1):
         late.drawn(draw, ready)
-        _count(run_at_once(ready, group), ready, runs, differing)
+        other = _count(run_at_once(ready, group), ready, runs, differing)
+        bits = f"other bits in {other} layers" if other else "the same bits"
+        LOG.info("round %d of %d: %s; late: %s", number, ROUNDS, bits, late)
     for of_rank, counts in zip(runs, differing, strict=True):
         for run, count in zip(of_rank, counts, strict=True):
             run.unstable = count
@@ -104,12 +103,18 @@ def _count(
     ready: Sequence[Sequence[Prepared]],
     runs: Sequence[Sequence[RankRun]],
     differing: list[list[int]],
-) -> None:
-    """Counts a round; no tensor of it outlives the call, so the next one needs no new memory."""
+) -> int:
+    """Counts a round, and in how many layers of ranks it left other bits.
+
+    No tensor of it outlives the call, so the next one needs no new memory.
+    """
+    other = 0
     for rank, of_rank in enumerate(found):
         for number, (_, views) in enumerate(of_rank):
             same = same_bits(views, ready[rank][number].step.out, runs[rank][number])
             differing[rank][number] += not same
+            other += not same
+    return other
 
 
 def same_bits(views: SimpleNamespace, out: Tensor, kept: RankRun) -> bool:
@@ -149,6 +154,13 @@ class _Late:
             place = (draw.randrange(len(ready)), number, draw.choice(_ops(one)))
             now[place] = draw.randrange(1, MOST_CYCLES)
         self.now = now
+
+    def __str__(self) -> str:
+        """Who is late in this round."""
+        return ", ".join(
+            f"rank {rank} at {op} of layer {number} by {cycles / 1e6:.1f} Mcycles"
+            for (rank, number, op), cycles in self.now.items()
+        )
 
     def _asking(self, place: tuple[int, int, str]) -> Callable[[Callable[..., None]], Any]:
         def around(inner: Callable[..., None]) -> Callable[..., None]:

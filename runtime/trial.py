@@ -6,20 +6,23 @@ poisoned with NaN bytes before a run, so that what was not written shows.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kpipe.runtime.aot.opened import AUTO
 from kpipe.runtime.carried import Carried, first_carried
 from kpipe.runtime.comm.device_processes import DeviceProcesses
 from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.host_processes import HostProcesses
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
 from kpipe.runtime.gathering import gathered
-from kpipe.runtime.generated_folder import geometry_of, stages
+from kpipe.runtime.generated_folder import geometry_of, layer_of_step, stages
 from kpipe.runtime.late import run_late
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.memory import Scratch
@@ -37,13 +40,14 @@ from kpipe.runtime.oracle.residual import MixWeights, make_mix_weights
 from kpipe.runtime.prepared import (
     Prepared,
     RankRun,
-    blank,
     cloned,
     launch_all,
     poison,
-    rehearse,
+    rehearse_blank,
     run_captured,
 )
+
+LOG = logging.getLogger(__name__)  # where a run is: see watch.py
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class Case:
     concurrent: bool = False  # ranks of one device at the same time, not in lockstep
     late: int | None = None  # seed of further runs in which one rank of each layer is late
     processes: bool = False  # each rank a process, on a device of its own
+    build: Path | str | None = AUTO  # of the kernels, as Layer.prepare() takes it
 
     @property
     def device(self) -> torch.device:
@@ -233,12 +238,11 @@ class Chain:
         ready = self.ready(carried, group)
         if self.case.captured:
             return run_captured(ready, self.case.replays, group)
-        restore = blank(ready)
-        rehearse(ready, group)
-        restore()
+        rehearse_blank(ready, group)
         group.barrier("first run")
         results = group.run(lambda comm: launch_all(ready[group.here.index(comm.rank)]))
         group.synchronize()
+        LOG.info("run")
         return [
             [one.finished(*result) for one, result in zip(*of_rank, strict=True)]
             for of_rank in zip(ready, results, strict=True)
@@ -293,10 +297,7 @@ def prepare(
         spare_blocks=chain.spare_blocks("index_kv", rank),
         seed=case.seed + rank + 50,
     )
-    layer = layer_class()
-    if case.method:
-        key, rows = (case.arch, case.q), len(case.lengths) * case.q
-        layer.TABLE = {key: {rows: case.method}}  # type: ignore[misc]
+    layer = _layer(layer_class, case)
     caches = Caches(
         latent_kv=moved(latent.data, case.device), index_kv=moved(index.data, case.device)
     )
@@ -308,10 +309,20 @@ def prepare(
         layer=number,
         comm=comm,
         scratch=scratch,
+        build=case.build if case.backend == "cuda" else None,
     )
+    LOG.info("rank %d, layer %d prepared", rank, number)
     step = carried.step(step_of(batch, latent, index))
     tensors = {name: tensor.to(case.device) for name, tensor in given(step).items()}
     return Prepared(rank, layer, replace(step, **tensors), latent, index, caches)
+
+
+def _layer(layer_class: type[Layer], case: Case) -> Layer:
+    """Not prepared yet; kernels of other steps than the case's need not be made ready."""
+    if not case.method and case.backend != "cuda":
+        return layer_class()
+    rows = len(case.lengths) * case.q
+    return layer_of_step(layer_class, case.arch, rows, case.q, case.method)
 
 
 def _weights_of(chain: Chain, number: int, rank: int) -> Weights:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -19,6 +20,7 @@ from typing import NoReturn
 import torch
 
 from kpipe.runtime import verify_processes
+from kpipe.runtime.aot.opened import AUTO
 from kpipe.runtime.case_report import Report, reported
 from kpipe.runtime.case_text import as_json, as_text, raised_text
 from kpipe.runtime.generated_folder import geometry_of, load_layer, stages
@@ -29,6 +31,7 @@ from kpipe.runtime.verify_all import as_json as suite_as_json
 from kpipe.runtime.verify_all import as_text as suite_as_text
 from kpipe.runtime.verify_all import verify_all, write_evidence
 from kpipe.runtime.verify_suite import NamedCase, suite
+from kpipe.runtime.watch import watched
 
 FINE, FINDINGS, USAGE, ENVIRONMENT = 0, 1, 2, 4
 
@@ -58,7 +61,8 @@ def main(argv: list[str]) -> int:
         if options.backend == "cuda" and (reason := _cannot_run(layer_class, case)):
             print(f"error: {reason}", file=sys.stderr)
             return ENVIRONMENT
-        report = verify(layer_class, case)
+        with watched() if case.concurrent else nullcontext():
+            report = verify(layer_class, case)
     except (UsageError, LayerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
@@ -144,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--layers", type=int, metavar="N", help="chained layers [default: 1]")
     parser.add_argument("--replays", type=int, metavar="N", help="of --captured [default: 1]")
     parser.add_argument("--seed", type=int, metavar="N", help="of the inputs [default: 0]")
+    parser.add_argument("--build", metavar="DIR", help="kernels [default: as prepare() has them]")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     return parser
 
@@ -162,23 +167,7 @@ def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
     layers = 1 if options.layers is None else options.layers
     if layers < 1:
         raise UsageError(f"--layers {layers}: at least one layer")
-    if options.captured and backend != "cuda":
-        raise UsageError("--captured needs --backend cuda")
-    if options.concurrent and not (backend == "cuda" and layer_class.CONTEXT_PARALLEL):
-        raise UsageError("--concurrent needs --backend cuda and a context-parallel layer")
-    if options.late is not None and (refusal := _not_late(layer_class, options, backend)):
-        raise UsageError(refusal)
-    if options.replays is not None and not (options.captured and options.replays > 0):
-        raise UsageError(f"--replays {options.replays}: at least one, of --captured")
-    if options.processes and (refusal := verify_processes.refusal(layer_class, options)):
-        raise UsageError(refusal)
-    whole = next((name for name in ("captured", "concurrent") if getattr(options, name)), "")
-    whole = "late" if options.late is not None else whole
-    whole = whole or ("processes" if options.processes and backend == "cuda" else "")
-    if whole and options.stop_after:
-        raise UsageError(f"--{whole} runs whole layers; leave out --stop-after")
-    if options.stop_after and layers > 1:
-        raise UsageError("--stop-after cuts off the output that the next of --layers reads")
+    _refuse(layer_class, options, backend)
     return Case(
         _lengths(layer_class, options.lengths, q),
         q=q,
@@ -193,7 +182,31 @@ def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
         replays=options.replays or 1,
         late=options.late,
         processes=options.processes,
+        build=options.build or AUTO,
     )
+
+
+def _refuse(layer_class: type[Layer], options: argparse.Namespace, backend: str) -> None:
+    """Raises UsageError for options that do not go together."""
+    if options.captured and backend != "cuda":
+        raise UsageError("--captured needs --backend cuda")
+    if options.concurrent and not (backend == "cuda" and layer_class.CONTEXT_PARALLEL):
+        raise UsageError("--concurrent needs --backend cuda and a context-parallel layer")
+    if options.late is not None and (refusal := _not_late(layer_class, options, backend)):
+        raise UsageError(refusal)
+    if options.build and backend != "cuda":
+        raise UsageError("--build: the reference backend runs no kernels")
+    if options.replays is not None and not (options.captured and options.replays > 0):
+        raise UsageError(f"--replays {options.replays}: at least one, of --captured")
+    if options.processes and (refusal := verify_processes.refusal(layer_class, options)):
+        raise UsageError(refusal)
+    whole = next((name for name in ("captured", "concurrent") if getattr(options, name)), "")
+    whole = "late" if options.late is not None else whole
+    whole = whole or ("processes" if options.processes and backend == "cuda" else "")
+    if whole and options.stop_after:
+        raise UsageError(f"--{whole} runs whole layers; leave out --stop-after")
+    if options.stop_after and (options.layers or 1) > 1:
+        raise UsageError("--stop-after cuts off the output that the next of --layers reads")
 
 
 def _not_late(layer_class: type[Layer], options: argparse.Namespace, backend: str) -> str:
@@ -235,6 +248,7 @@ ONE_CASE = (
     "layers",
     "replays",
     "seed",
+    "build",
 )
 """Options that describe a case; with one of them that case runs, and not the suite."""
 
