@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kpipe.runtime.formats import PagedCache
+from kpipe.runtime.generated_folder import layer_of_step
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.memory import Scratch
 from kpipe.runtime.metadata import DTYPES, Caches, Step, Weights
@@ -84,10 +85,7 @@ def prepared(
     """
     layer = layer_class()
     if comm is not None:
-        layer.arch = arch
-        rows = layer.declared_rows(inputs.step)
-        key = (arch, inputs.step.q)
-        layer.TABLE = {key: {rows: layer_class.TABLE[key][rows]}}  # type: ignore[misc]
+        layer = layer_of_step(layer_class, arch, inputs.step.rows, inputs.step.q)
     layer.prepare(
         inputs.weights,
         inputs.caches,

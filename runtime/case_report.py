@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -9,6 +10,8 @@ from math import inf
 from kpipe.runtime.compare import StageError, compare_trial
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.trial import Case, Trial, run_case
+
+LOG = logging.getLogger(__name__)  # where a run is: see watch.py
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,16 @@ def reported(layer_class: type[Layer], case: Case) -> Report:
 
 def report_of(layer_class: type[Layer], case: Case, trials: Sequence[Trial]) -> Report:
     """What the comparisons of a case that has run say; one trial per layer."""
+    errors = []
+    for number, trial in enumerate(trials):
+        errors.append(compare_trial(trial))
+        LOG.info("layer %d compared with the oracle", number)
     return Report(
         layer_class,
         case,
         tuple(run.rank for run in trials[0].ranks),
         tuple(trial.ranks[0].method for trial in trials),
-        tuple(compare_trial(trial) for trial in trials),
+        tuple(errors),
     )
 
 

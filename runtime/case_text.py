@@ -16,10 +16,12 @@ def as_text(report: Report) -> str:
     ranks = ", ".join(map(str, report.ranks))
     graph = ", one CUDA graph" if case.captured else ""
     each = ", a process each" if case.processes else ""
+    late = "" if case.late is None else f", late ranks of seed {case.late}"
     plural = "s" if len(report.ranks) > 1 else ""
     lines = [
         f"{report.layer_class.NAME} on {case.arch}, {case.backend} backend{graph}: rows {rows}, "
-        f"q {case.q}, rank{plural} {ranks} of {report.layer_class.RANKS}{each}, seed {case.seed}",
+        f"q {case.q}, rank{plural} {ranks} of {report.layer_class.RANKS}{each}, seed {case.seed}"
+        f"{late}",
         f"lengths {', '.join(map(str, case.lengths))}",
     ]
     for number, (method, errors) in enumerate(zip(report.methods, report.errors, strict=True)):

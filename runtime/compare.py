@@ -173,7 +173,7 @@ def _output_errors(trial: Trial, run: RankRun, oracle: Result) -> list[StageErro
             error = relative_error(actual[active], expected[active])
             errors.append(StageError("o_proj", what, error, float(limit), limit.reason, run.rank))
     if run.unstable is not None:
-        reason = "every replay of the graph leaves the same bits"
+        reason = "every further run leaves the same bits"
         errors.append(StageError("o_proj", "replays", float(run.unstable), 0.0, reason, run.rank))
     if "o_proj" in trial.stages and not bool(active.all()):
         what, stream, _ = owed[0]

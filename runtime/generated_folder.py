@@ -62,6 +62,21 @@ def geometry_of(layer: type[Layer]) -> Geometry:
     return Geometry(**values)  # type: ignore[arg-type]
 
 
+def layer_of_step(
+    layer_class: type[Layer], arch: str, rows: int, q: int, method: str = ""
+) -> Layer:
+    """A layer whose table has that step alone, so that prepare() makes ready what it launches.
+
+    The method is the table's, or the one that is named.  Raises LayerError for rows or q that are
+    not declared.
+    """
+    layer = layer_class()
+    layer.arch = arch
+    size = layer.declared_rows_of(rows, q)
+    layer.TABLE = {(arch, q): {size: method or layer_class.TABLE[arch, q][size]}}  # type: ignore[misc]
+    return layer
+
+
 def launches(layer_class: type[Layer], method: str) -> tuple[Op, ...]:
     """The ops that a method launches, in host order; nothing is prepared or executed."""
     ops = {op.name: op for op in layer_class.OPS}

@@ -5,6 +5,7 @@ Scratch is poisoned ahead of every layer, so that what was not written shows.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import Caches, Step, given
 from kpipe.runtime.oracle.caches import PagedBytes
+
+LOG = logging.getLogger(__name__)  # where a run is: see watch.py
 
 
 @dataclass
@@ -91,14 +94,17 @@ def run_captured(
     together("first run")
     launch()  # warm: streams, allocator
     wait()
+    LOG.info("warm")
     graph = torch.cuda.CUDAGraph()
     # Ranks launch from threads of their own, so what other threads do may not end the capture.
     with torch.cuda.graph(graph, capture_error_mode="relaxed" if group else "global"):
         results = [result for of_rank in launch() for result in of_rank]
     restore()
+    LOG.info("captured")
     together("captured")  # a poll waits seconds, and a capture may take as long
     graph.replay()
     wait()
+    LOG.info("replayed")
     unstable = _replay_again(graph, every, results, replays - 1)
     runs = []
     for one, (method, views), differing in zip(every, results, unstable, strict=True):
@@ -125,6 +131,13 @@ def blank(ready: Sequence[Sequence[Prepared]]) -> Callable[[], None]:
     return restore
 
 
+def rehearse_blank(ready: Sequence[Sequence[Prepared]], group: DeviceGroup) -> None:
+    """`rehearse` on steps without contents; caches and steps are then as they were."""
+    restore = blank(ready)
+    rehearse(ready, group)
+    restore()
+
+
 def rehearse(ready: Sequence[Sequence[Prepared]], group: DeviceGroup) -> None:
     """Every launch of every rank once, one rank of a device after the other, on full mailboxes.
 
@@ -140,6 +153,7 @@ def rehearse(ready: Sequence[Sequence[Prepared]], group: DeviceGroup) -> None:
 
         group.run(alone)
         group.synchronize()
+        LOG.info("rank %d rehearsed", rank)
     group.arm()
 
 

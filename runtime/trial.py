@@ -6,20 +6,24 @@ poisoned with NaN bytes before a run, so that what was not written shows.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kpipe.runtime.aot.opened import AUTO
 from kpipe.runtime.carried import Carried, first_carried
 from kpipe.runtime.comm.device_processes import DeviceProcesses
 from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.host_processes import HostProcesses
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
 from kpipe.runtime.gathering import gathered
-from kpipe.runtime.generated_folder import geometry_of, stages
+from kpipe.runtime.generated_folder import geometry_of, layer_of_step, stages
+from kpipe.runtime.late import run_late
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.memory import Scratch
 from kpipe.runtime.metadata import Caches, Step, Weights, given
@@ -36,13 +40,14 @@ from kpipe.runtime.oracle.residual import MixWeights, make_mix_weights
 from kpipe.runtime.prepared import (
     Prepared,
     RankRun,
-    blank,
     cloned,
     launch_all,
     poison,
-    rehearse,
+    rehearse_blank,
     run_captured,
 )
+
+LOG = logging.getLogger(__name__)  # where a run is: see watch.py
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,9 @@ class Case:
     cache_bytes: int = 0  # each cache is at least that large, its pages in use anywhere in it
     replays: int = 1  # of the graph; every one has to leave the same bits
     concurrent: bool = False  # ranks of one device at the same time, not in lockstep
+    late: int | None = None  # seed of further runs in which one rank of each layer is late
     processes: bool = False  # each rank a process, on a device of its own
+    build: Path | str | None = AUTO  # of the kernels, as Layer.prepare() takes it
 
     @property
     def device(self) -> torch.device:
@@ -106,17 +113,20 @@ def run_case(
     from the one before says `Carried` (without context parallelism hidden states grow by the
     partial outputs of the ranks that run).
     """
-    chain = _Chain(layer_class, case)
+    chain = Chain(layer_class, case)
     first = chain.first()
     if group is not None:
         by_rank = gathered(group.processes, layer_class, chain.run_here(first, group))
         if not by_rank:
             return ()
+    elif layer_class.CONTEXT_PARALLEL and case.late is not None:
+        ranks = at_once(layer_class, case)
+        by_rank = run_late(chain.ready(first, ranks), ranks, case.late)
     elif layer_class.CONTEXT_PARALLEL and case.backend == "cuda":
         ranks = DeviceRanks(layer_class.RANKS, "cuda", lockstep=not case.concurrent)
         by_rank = chain.run_on_device(first, ranks)
     elif layer_class.CONTEXT_PARALLEL:
-        threads = VirtualRanks(layer_class.RANKS, timeout_s=120.0)
+        threads = at_once(layer_class, case)
         by_rank = threads.run(lambda comm: chain.run_rank(first, comm))
     else:
         by_rank = chain.run_alone(first)
@@ -133,13 +143,22 @@ def run_case(
     return tuple(trials)
 
 
+def at_once(
+    layer_class: type[Layer], case: Case, *, refuse_overwrite: bool = True
+) -> DeviceRanks | VirtualRanks:
+    """A group whose ranks run at the same time: streams of the device, or threads."""
+    if case.backend == "cuda":
+        return DeviceRanks(layer_class.RANKS, "cuda", lockstep=False)
+    return VirtualRanks(layer_class.RANKS, timeout_s=120.0, refuse_overwrite=refuse_overwrite)
+
+
 @lru_cache(maxsize=4)  # as many as any chain is long
 def _model(geometry: Geometry, seed: int) -> ModelWeights:
     """Weights of a layer; cases share them, since to make them takes seconds."""
     return make_weights(geometry, seed=seed)
 
 
-class _Chain:
+class Chain:
     """The layers of a case: their weights and contexts, and running one rank's share of them."""
 
     def __init__(self, layer_class: type[Layer], case: Case) -> None:
@@ -197,26 +216,33 @@ class _Chain:
             return self.run_on_device(carried, group)
         return group.run(lambda comm: self.run_rank(carried, comm))
 
+    def ready(
+        self, carried: Carried, group: DeviceRanks | DeviceProcesses | VirtualRanks
+    ) -> list[list[Prepared]]:
+        """All layers of the ranks of a group that this process drives, prepared."""
+        numbers, found = range(self.case.layers), []
+        here = range(group.ranks) if isinstance(group, VirtualRanks) else group.here
+        for rank in here:
+            scratch = Scratch(self.case.device)
+            found.append(
+                [prepare(self, n, carried, group.rank(rank), rank, scratch) for n in numbers]
+            )
+        return found
+
     def run_on_device(
         self, carried: Carried, group: DeviceRanks | DeviceProcesses
     ) -> list[list[RankRun]]:
         """All layers on the ranks of a group that this process drives."""
         if group.lockstep and not self.case.captured:
             return group.run(lambda comm: self.run_rank(carried, comm))
-        numbers, ready = range(self.case.layers), []
-        for rank in group.here:
-            scratch = Scratch(self.case.device)
-            ready.append(
-                [prepare(self, n, carried, group.rank(rank), rank, scratch) for n in numbers]
-            )
+        ready = self.ready(carried, group)
         if self.case.captured:
             return run_captured(ready, self.case.replays, group)
-        restore = blank(ready)
-        rehearse(ready, group)
-        restore()
+        rehearse_blank(ready, group)
         group.barrier("first run")
         results = group.run(lambda comm: launch_all(ready[group.here.index(comm.rank)]))
         group.synchronize()
+        LOG.info("run")
         return [
             [one.finished(*result) for one, result in zip(*of_rank, strict=True)]
             for of_rank in zip(ready, results, strict=True)
@@ -243,7 +269,7 @@ class _Chain:
 
 
 def prepare(
-    chain: _Chain, number: int, carried: Carried, comm: Any, rank: int, scratch: Scratch
+    chain: Chain, number: int, carried: Carried, comm: Any, rank: int, scratch: Scratch
 ) -> Prepared:
     """Layer `number` of the chain with seeded weights, caches and step tensors on its device."""
     layer_class, geometry, case = chain.layer_class, chain.geometry, chain.case
@@ -271,10 +297,7 @@ def prepare(
         spare_blocks=chain.spare_blocks("index_kv", rank),
         seed=case.seed + rank + 50,
     )
-    layer = layer_class()
-    if case.method:
-        key, rows = (case.arch, case.q), len(case.lengths) * case.q
-        layer.TABLE = {key: {rows: case.method}}  # type: ignore[misc]
+    layer = _layer(layer_class, case)
     caches = Caches(
         latent_kv=moved(latent.data, case.device), index_kv=moved(index.data, case.device)
     )
@@ -286,13 +309,23 @@ def prepare(
         layer=number,
         comm=comm,
         scratch=scratch,
+        build=case.build if case.backend == "cuda" else None,
     )
+    LOG.info("rank %d, layer %d prepared", rank, number)
     step = carried.step(step_of(batch, latent, index))
     tensors = {name: tensor.to(case.device) for name, tensor in given(step).items()}
     return Prepared(rank, layer, replace(step, **tensors), latent, index, caches)
 
 
-def _weights_of(chain: _Chain, number: int, rank: int) -> Weights:
+def _layer(layer_class: type[Layer], case: Case) -> Layer:
+    """Not prepared yet; kernels of other steps than the case's need not be made ready."""
+    if not case.method and case.backend != "cuda":
+        return layer_class()
+    rows = len(case.lengths) * case.q
+    return layer_of_step(layer_class, case.arch, rows, case.q, case.method)
+
+
+def _weights_of(chain: Chain, number: int, rank: int) -> Weights:
     """A rank's share of a layer's weights, on the device of the case."""
     held = rank_weights(chain.geometry, chain.models[number], rank, chain.layer_class.RANKS)
     names = [f.name for f in fields(held) if not f.name.endswith("_inv")]
@@ -303,7 +336,7 @@ def _weights_of(chain: _Chain, number: int, rank: int) -> Weights:
 
 
 def _run_rank(
-    chain: _Chain, number: int, carried: Carried, comm: Any, rank: int, scratch: Scratch
+    chain: Chain, number: int, carried: Carried, comm: Any, rank: int, scratch: Scratch
 ) -> RankRun:
     case = chain.case
     ready = prepare(chain, number, carried, comm, rank, scratch)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -19,6 +20,7 @@ from typing import NoReturn
 import torch
 
 from kpipe.runtime import verify_processes
+from kpipe.runtime.aot.opened import AUTO
 from kpipe.runtime.case_report import Report, reported
 from kpipe.runtime.case_text import as_json, as_text, raised_text
 from kpipe.runtime.generated_folder import geometry_of, load_layer, stages
@@ -29,6 +31,7 @@ from kpipe.runtime.verify_all import as_json as suite_as_json
 from kpipe.runtime.verify_all import as_text as suite_as_text
 from kpipe.runtime.verify_all import verify_all, write_evidence
 from kpipe.runtime.verify_suite import NamedCase, suite
+from kpipe.runtime.watch import watched
 
 FINE, FINDINGS, USAGE, ENVIRONMENT = 0, 1, 2, 4
 
@@ -58,7 +61,8 @@ def main(argv: list[str]) -> int:
         if options.backend == "cuda" and (reason := _cannot_run(layer_class, case)):
             print(f"error: {reason}", file=sys.stderr)
             return ENVIRONMENT
-        report = verify(layer_class, case)
+        with watched() if case.concurrent else nullcontext():
+            report = verify(layer_class, case)
     except (UsageError, LayerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
@@ -138,9 +142,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--concurrent", action="store_true", help="ranks of one device at once, not in lockstep"
     )
+    parser.add_argument(
+        "--late", type=int, metavar="SEED", help="further runs, a random rank late in each layer"
+    )
     parser.add_argument("--layers", type=int, metavar="N", help="chained layers [default: 1]")
     parser.add_argument("--replays", type=int, metavar="N", help="of --captured [default: 1]")
     parser.add_argument("--seed", type=int, metavar="N", help="of the inputs [default: 0]")
+    parser.add_argument("--build", metavar="DIR", help="kernels [default: as prepare() has them]")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     return parser
 
@@ -159,20 +167,7 @@ def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
     layers = 1 if options.layers is None else options.layers
     if layers < 1:
         raise UsageError(f"--layers {layers}: at least one layer")
-    if options.captured and backend != "cuda":
-        raise UsageError("--captured needs --backend cuda")
-    if options.concurrent and not (backend == "cuda" and layer_class.CONTEXT_PARALLEL):
-        raise UsageError("--concurrent needs --backend cuda and a context-parallel layer")
-    if options.replays is not None and not (options.captured and options.replays > 0):
-        raise UsageError(f"--replays {options.replays}: at least one, of --captured")
-    if options.processes and (refusal := verify_processes.refusal(layer_class, options)):
-        raise UsageError(refusal)
-    whole = next((name for name in ("captured", "concurrent") if getattr(options, name)), "")
-    whole = whole or ("processes" if options.processes and backend == "cuda" else "")
-    if whole and options.stop_after:
-        raise UsageError(f"--{whole} runs whole layers; leave out --stop-after")
-    if options.stop_after and layers > 1:
-        raise UsageError("--stop-after cuts off the output that the next of --layers reads")
+    _refuse(layer_class, options, backend)
     return Case(
         _lengths(layer_class, options.lengths, q),
         q=q,
@@ -185,8 +180,45 @@ def _case(layer_class: type[Layer], options: argparse.Namespace) -> Case:
         captured=options.captured,
         concurrent=options.concurrent,
         replays=options.replays or 1,
+        late=options.late,
         processes=options.processes,
+        build=options.build or AUTO,
     )
+
+
+def _refuse(layer_class: type[Layer], options: argparse.Namespace, backend: str) -> None:
+    """Raises UsageError for options that do not go together."""
+    if options.captured and backend != "cuda":
+        raise UsageError("--captured needs --backend cuda")
+    if options.concurrent and not (backend == "cuda" and layer_class.CONTEXT_PARALLEL):
+        raise UsageError("--concurrent needs --backend cuda and a context-parallel layer")
+    if options.late is not None and (refusal := _not_late(layer_class, options, backend)):
+        raise UsageError(refusal)
+    if options.build and backend != "cuda":
+        raise UsageError("--build: the reference backend runs no kernels")
+    if options.replays is not None and not (options.captured and options.replays > 0):
+        raise UsageError(f"--replays {options.replays}: at least one, of --captured")
+    if options.processes and (refusal := verify_processes.refusal(layer_class, options)):
+        raise UsageError(refusal)
+    whole = next((name for name in ("captured", "concurrent") if getattr(options, name)), "")
+    whole = "late" if options.late is not None else whole
+    whole = whole or ("processes" if options.processes and backend == "cuda" else "")
+    if whole and options.stop_after:
+        raise UsageError(f"--{whole} runs whole layers; leave out --stop-after")
+    if options.stop_after and (options.layers or 1) > 1:
+        raise UsageError("--stop-after cuts off the output that the next of --layers reads")
+
+
+def _not_late(layer_class: type[Layer], options: argparse.Namespace, backend: str) -> str:
+    """Why no rank can be late here; empty where one can."""
+    if not layer_class.CONTEXT_PARALLEL:
+        return f"--late: the ranks of {layer_class.NAME} exchange nothing"
+    if options.captured or options.processes:
+        word = "captured" if options.captured else "processes"
+        return f"--late runs eagerly, the ranks in one process; leave out --{word}"
+    if backend == "cuda" and not options.concurrent:
+        return "--late needs --concurrent on a GPU: in lockstep nobody can be late"
+    return ""
 
 
 def _run_processes(
@@ -212,15 +244,17 @@ ONE_CASE = (
     "lengths",
     "captured",
     "concurrent",
+    "late",
     "layers",
     "replays",
     "seed",
+    "build",
 )
 """Options that describe a case; with one of them that case runs, and not the suite."""
 
 
 def _wants_suite(layer_class: type[Layer], options: argparse.Namespace, case: Case) -> bool:
-    named = [name for name in ONE_CASE if getattr(options, name) not in (None, "", False)]
+    named = [name for name in ONE_CASE if _given(getattr(options, name))]
     if layer_class.CONTEXT_PARALLEL and "virtual_ranks" in named:
         named.remove("virtual_ranks")  # all of them run in any case
     whole = "suite" if options.suite else "launches" if options.launches else ""
@@ -228,6 +262,11 @@ def _wants_suite(layer_class: type[Layer], options: argparse.Namespace, case: Ca
         word = named[0].replace("_", "-")
         raise UsageError(f"--{whole} runs its own cases; leave out --{word}")
     return bool(whole) or (case.backend == "cuda" and not named)
+
+
+def _given(value: object) -> bool:
+    """Whether an option has been given; a seed of 0 has."""
+    return value is not None and value is not False and value != ""
 
 
 def _run_suite(layer_class: type[Layer], case: Case, options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from kpipe.runtime.host.launch import unbound_op
 
 if TYPE_CHECKING:
     from kpipe.runtime.layer import Layer
+    from kpipe.runtime.op import Call
 
 MULTIPROCESSORS = {"sm_90a": 132, "sm_100a": 148}
 """Of an H200 and of a B200: CTAs that run at the same time for sure."""
@@ -87,13 +88,19 @@ class FolderKernels:
         self.options = options_for(arch)
         self.entries: dict[str, KernelEntry] = {}
 
-    def wanted(self, only: Sequence[str] = (), places: Iterable[Place] = ()) -> list[Wanted]:
+    def wanted(
+        self,
+        only: Sequence[str] = (),
+        places: Iterable[Place] = (),
+        calls: Sequence[Call] | None = None,
+    ) -> list[Wanted]:
         """Every distinct object, in the order of kernels and rows; with `only` of these kernels.
 
         `places` are the ranks of a layer that exchanges words; it is not asked for by others.
+        `calls` are launches of the layer, all that its tables can launch without them.
         Raises BuildError that lists the kernels where `only` names none of them.
         """
-        calls = self.layer_class().calls(self.arch)
+        calls = self.layer_class().calls(self.arch) if calls is None else calls
         launched = {call.op for call in calls}
         ops = [op for op in self.layer_class.OPS if op.kernel and op.name in launched]
         names = sorted({op.kernel.partition(":")[0] for op in ops})

@@ -31,6 +31,13 @@ POLLING_SMS = 96
 that the polls wait for, and those come as clusters, so it counts how much of one GPC is left."""
 
 
+def room_at_once(ranks: int, multiprocessors: int) -> tuple[int, int]:
+    """What each of `ranks` that share a device can count on: CTAs that run at the same time, one
+    a multiprocessor, and CTAs of a cluster beside what the other ranks have waiting."""
+    resident = min(multiprocessors, POLLING_SMS) // ranks
+    return resident, max(SMS_PER_GPC - -(-resident * (ranks - 1) // GPCS), 1)
+
+
 class DeviceRanks:
     """A group of `ranks` on one device.
 
@@ -48,9 +55,8 @@ class DeviceRanks:
         self.lockstep = lockstep
         count = multiprocessors(self.device)
         alone = lockstep or ranks == 1
-        self.resident = count if alone else min(count, POLLING_SMS) // ranks
-        others = 0 if alone else -(-self.resident * (ranks - 1) // GPCS)
-        self.widest_cluster = max(SMS_PER_GPC - others, 1)
+        room = (count, SMS_PER_GPC) if alone else room_at_once(ranks, count)
+        self.resident, self.widest_cluster = room
         self._buffers: dict[str, tuple[MailboxSpec, list[list[torch.Tensor]]]] = {}
         self._lock = threading.Lock()
         self._turns: Turns | None = None

@@ -7,14 +7,16 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from layer_factory import LayerFactory
 
-from kpipe.runtime import verify
-from kpipe.runtime.generated_folder import load_layer
+from kpipe.runtime import trial, verify
+from kpipe.runtime.generated_folder import layer_of_step, load_layer
+from kpipe.runtime.metadata import LayerError
 from kpipe.runtime.oracle.compare import declared_bounds
 from kpipe.runtime.trial import Case
 from kpipe.runtime.verify import default_lengths, main
@@ -38,6 +40,28 @@ def tp(project: LayerFactory) -> str:
 @pytest.fixture(scope="module")
 def dcp(project: LayerFactory) -> str:
     return str(project.folder("tiny_dcp", DCP))
+
+
+def test_a_layer_of_one_step_launches_that_step_alone(tp: str) -> None:
+    layer_class = load_layer(tp)
+    every, method = layer_class().calls("sm_90a"), layer_class.TABLE["sm_90a", 1][16]
+    one = layer_of_step(layer_class, "sm_90a", 9, 1)  # padded to 16 rows
+    assert {("sm_90a", 1): {16: method}} == one.TABLE
+    assert {call.rows for call in one.calls()} == {16} and set(one.calls()) < set(every)
+    assert layer_of_step(layer_class, "sm_90a", 9, 1, "other").TABLE["sm_90a", 1] == {16: "other"}
+    assert layer_class().calls("sm_90a") == every
+    with pytest.raises(LayerError, match="65 rows; declared for q 1 are 1 to 64"):
+        layer_of_step(layer_class, "sm_90a", 65, 1)
+
+
+def test_a_case_on_a_gpu_makes_ready_what_it_launches(tp: str) -> None:
+    layer_class = load_layer(tp)
+    case = Case((5, 70, 1) * 3, 1, "sm_90a")
+    assert trial._layer(layer_class, case).TABLE is layer_class.TABLE
+    on_gpu = trial._layer(layer_class, replace(case, backend="cuda"))
+    assert {call.rows for call in on_gpu.calls()} == {16}
+    named = trial._layer(layer_class, replace(case, method="other"))
+    assert named.TABLE == {("sm_90a", 1): {16: "other"}}
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -225,6 +249,7 @@ def test_an_error_inside_the_layer_is_a_finding(
         ("--lengths 70,-1", "--lengths: '-1' is not a number of tokens"),
         ("--lengths 513", "--lengths: 513 tokens, tiny_tp is generated for 512"),
         ("--layers 0", "--layers 0: at least one layer"),
+        ("--build some/where", "--build: the reference backend runs no kernels"),
         (
             "--concurrent",
             "--concurrent needs --backend cuda and a context-parallel layer",
