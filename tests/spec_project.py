@@ -14,6 +14,8 @@ from kpipe.codegen.proof.proved import ProvedPlan
 from kpipe.codegen.render.api import render_pipeline
 
 SHIPPED = Path(plan_api.__file__).resolve().parents[2] / "pipelines"
+UNTUNED = Path(__file__).parent / "specs"
+"""Stand in for shipped specs whose tables `kpipe tune` writes, so that edits find their text."""
 PIPELINES = ("dsa_tp", "dsa_dcp", "dsa_dcp_d2", "dsa_tp_ds", "dsa_tp_flashmla")
 GEOMETRIES = ("kimi_k31", "small")
 
@@ -21,11 +23,13 @@ Edit = tuple[str, str, str]  # file below pipelines/, text that occurs once, its
 
 
 def make_project(root: Path, edits: Iterable[Edit] = ()) -> Path:
-    """Copy the shipped specs to `root`/pipelines and edit them; returns `root`."""
+    """Copy the shipped specs, as they were before they were tuned, to `root`/pipelines and edit them; returns `root`."""
     (root / "pipelines" / "geometry").mkdir(parents=True, exist_ok=True)
     (root / "pyproject.toml").write_text("")
     for name in PIPELINES:
-        shutil.copy(SHIPPED / f"{name}.yaml", root / "pipelines")
+        untuned = UNTUNED / f"{name}.yaml"
+        source = untuned if untuned.exists() else SHIPPED / untuned.name
+        shutil.copy(source, root / "pipelines")
     for name in GEOMETRIES:
         shutil.copy(SHIPPED / "geometry" / f"{name}.yaml", root / "pipelines" / "geometry")
     for file, old, new in edits:
