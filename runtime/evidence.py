@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -98,19 +98,34 @@ def made_of(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def known_launches(folder: Path, gpu: str) -> frozenset[str]:
     """Launches that the folders beside this one have run as they stand here, as `launch_key`."""
-    found = set()
-    for path in sorted(folder.resolve().parent.glob(f"*/evidence/{file_name(gpu)}")):
-        if path.parent.parent == folder.resolve():
+    here = folder.resolve()
+    beside = (
+        path.parent.parent for path in sorted(here.parent.glob(f"*/evidence/{file_name(gpu)}"))
+    )
+    entries = (entry for other in beside if other != here for entry in _valid(other, gpu, folder))
+    return frozenset(launch_key(**_identity(entry)) for entry in entries)
+
+
+def kept_records(folder: Path, gpu: str, keys: Collection[str]) -> list[dict[str, Any]]:
+    """What this folder's own evidence says of these launches, as far as it is still valid.
+
+    A launch that is left out because a folder beside this one has run it keeps its record here:
+    the other may leave it out at the same time.
+    """
+    return [e for e in _valid(folder, gpu, folder) if launch_key(**_identity(e)) in keys]
+
+
+def _valid(of: Path, gpu: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Records of one folder's evidence that hold for the kernels of `folder`."""
+    path = of / "evidence" / file_name(gpu)
+    document = json.loads(path.read_text()) if path.is_file() else {}
+    for name, made in document.get("kernels", {}).items():
+        kernel = folder / "kernels" / f"{name}.py"
+        if not kernel.is_file() or kernel_digest(kernel) != made["sha256"]:
             continue
-        document = json.loads(path.read_text())
-        for name, made in document.get("kernels", {}).items():
-            kernel = folder / "kernels" / f"{name}.py"
-            if not kernel.is_file() or kernel_digest(kernel) != made["sha256"]:
-                continue
-            if device_files(kernel) == made["device"]:
-                mine = [entry for entry in document["records"] if entry["kernel"] == name]
-                found |= {launch_key(**_identity(entry)) for entry in mine if entry["ok"]}
-    return frozenset(found)
+        if device_files(kernel) == made["device"]:
+            mine = [entry for entry in document["records"] if entry["kernel"] == name]
+            yield from (entry for entry in mine if entry["ok"])
 
 
 def _identity(entry: Mapping[str, Any]) -> dict[str, Any]:

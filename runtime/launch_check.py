@@ -37,15 +37,15 @@ Operands = Mapping[str, Tensor | None]
 class LaunchCheck:
     """The launches of a layer on one architecture, and what was found of them.
 
-    `known` are launches, as `launch_key` of evidence.py, that need not run again; `skipped` counts
-    them.  `without_case` names kernels that the layer launches and nobody can judge.
+    `known` are launches, as `launch_key` of evidence.py, that need not run again; `skipped` are
+    those that were not.  `without_case` names kernels that the layer launches and nobody can judge.
     """
 
     def __init__(
         self, layer_class: type[Layer], arch: str, known: frozenset[str] = frozenset()
     ) -> None:
         self.layer_class, self.arch = layer_class, arch
-        self.known, self.skipped = known, 0
+        self.known, self.skipped = known, set[str]()
         self.records: list[dict[str, Any]] = []
         self.failures: list[str] = []
         self.without_case: set[str] = set()
@@ -59,8 +59,9 @@ class LaunchCheck:
             last = name
             for how, run in (("eager", self._eager), ("captured", self._captured)):
                 flags = dict(flags_of(kernel))
-                if launch_key(name, flags, self.arch, rows, q, how) in self.known:
-                    self.skipped += 1
+                key = launch_key(name, flags, self.arch, rows, q, how)
+                if key in self.known:
+                    self.skipped.add(key)
                 else:
                     run(name, case, ready, kernel, rows, q)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kpipe.runtime.case_report import Report, reported
-from kpipe.runtime.evidence import document, file_name, known_launches, text_of
+from kpipe.runtime.evidence import document, file_name, kept_records, known_launches, text_of
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.verify_suite import (
     Agreement,
@@ -58,16 +58,18 @@ class FullReport:
     records: list[dict[str, Any]] = field(default_factory=list)
     launch_failures: list[str] = field(default_factory=list)
     without_case: tuple[str, ...] = ()
-    skipped: int = 0  # launches with a record in a folder beside this one
+    skipped: frozenset[str] = frozenset()  # launches with a record in a folder beside this one
     cases: list[CaseReport] = field(default_factory=list)
     agreements: tuple[Agreement, ...] = ()
+    modes_raised: str = ""  # why modes could not be compared
 
     @property
     def ok(self) -> bool:
         """True where all of it is right."""
         parts = (not self.launch_failures, all(case.ok for case in self.cases))
         something = bool(self.cases or self.records or self.skipped)
-        return all(parts) and all(one.ok for one in self.agreements) and something
+        agreed = all(one.ok for one in self.agreements) and not self.modes_raised
+        return all(parts) and agreed and something
 
 
 def verify_all(
@@ -95,7 +97,7 @@ def verify_all(
         known = frozenset() if again else known_launches(folder, report.gpu)
         check = LaunchCheck(layer_class, arch, known)
         check.run(said)
-        report.skipped = check.skipped
+        report.skipped = frozenset(check.skipped)
         report.records, report.launch_failures = check.records, check.failures
         report.without_case = tuple(sorted(check.without_case))
     if not layers:
@@ -103,8 +105,13 @@ def verify_all(
     for named in suite(layer_class, arch, backend):
         said(f"layers: {named.name}")
         report.cases.append(_run(layer_class, named))
+        if not report.cases[-1].ok:
+            said(f"  WRONG: {(_wrong(report.cases[-1]) or ['nothing compared'])[0]}")
     said("modes on the same inputs")
-    report.agreements = agreements(layer_class, run_methods(layer_class, arch, backend))
+    try:
+        report.agreements = agreements(layer_class, run_methods(layer_class, arch, backend))
+    except (ValueError, RuntimeError, AssertionError) as error:  # what was found stays
+        report.modes_raised = f"{type(error).__name__}: {error}"
     return report
 
 
@@ -120,7 +127,8 @@ def write_evidence(report: FullReport, folder: Path, out: Path | None) -> Path:
     path = out or folder / "evidence" / file_name(report.gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     layers = [_layer_record(report, case) for case in report.cases]
-    path.write_text(text_of(document(folder, report.gpu, report.records, layers)))
+    kept = kept_records(folder, report.gpu, report.skipped)
+    path.write_text(text_of(document(folder, report.gpu, [*report.records, *kept], layers)))
     return path
 
 
@@ -152,7 +160,7 @@ def as_text(report: FullReport) -> str:
         lines += [f"  WRONG: {text}" for text in report.launch_failures[:20]]
         lines += [f"  not judged, no case: {name}" for name in report.without_case]
     if report.skipped:
-        lines += ["", f"{report.skipped} launches have a record in a folder beside this one"]
+        lines += ["", f"{len(report.skipped)} launches have a record in a folder beside this one"]
     lines += ["", "layers against the oracle"] if report.cases else []
     cells = [("case", "rows", "q", "layers", "out error", "nearest to its bound", "ok")]
     cells += [_cells(case) for case in report.cases]
@@ -165,6 +173,8 @@ def as_text(report: FullReport) -> str:
     if report.agreements:
         lines += ["", "modes on the same inputs"]
         lines += [f"  {_agreement(one)}" for one in report.agreements]
+    if report.modes_raised:
+        lines += ["", f"WRONG: modes on the same inputs: {report.modes_raised}"]
     return "\n".join([*lines, "", verdict(report)])
 
 
@@ -204,7 +214,7 @@ def verdict(report: FullReport) -> str:
     launches = f"{len(report.records)} launches, " if report.records else ""
     compared = sum(case.compared for case in report.cases)
     counts = f"{launches}{len(report.cases)} cases with {compared} comparisons"
-    counts += f", {report.skipped} launches known" if report.skipped else ""
+    counts += f", {len(report.skipped)} launches known" if report.skipped else ""
     counts += f", {len(report.agreements)} pairs of modes" if report.agreements else ""
     if report.ok:
         return f"ok: {counts}, all within their bounds"
@@ -212,6 +222,7 @@ def verdict(report: FullReport) -> str:
         f"{len(report.launch_failures)} launches" if report.launch_failures else "",
         f"{sum(not case.ok for case in report.cases)} cases",
         f"{sum(not one.ok for one in report.agreements)} pairs of modes",
+        "the modes" if report.modes_raised else "",
     ]
     failed = ", ".join(text for text in wrong if text and not text.startswith("0 "))
     return f"FAILED: {failed} of {counts}"
@@ -235,6 +246,7 @@ def as_json(report: FullReport) -> str:
                 {"first": a.first, "second": a.second, "same_ops": a.same_ops, "ok": a.ok}
                 for a in report.agreements
             ],
+            "modes_raised": report.modes_raised,
             "ok": report.ok,
         },
         indent=2,

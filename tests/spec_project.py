@@ -23,7 +23,10 @@ Edit = tuple[str, str, str]  # file below pipelines/, text that occurs once, its
 
 
 def make_project(root: Path, edits: Iterable[Edit] = ()) -> Path:
-    """Copy the shipped specs, as they were before they were tuned, to `root`/pipelines and edit them; returns `root`."""
+    """Copy the shipped specs, as before they were tuned, to `root`/pipelines and edit them.
+
+    Returns `root`.
+    """
     (root / "pipelines" / "geometry").mkdir(parents=True, exist_ok=True)
     (root / "pyproject.toml").write_text("")
     for name in PIPELINES:

@@ -15,6 +15,7 @@ from kpipe.runtime.evidence import (
     document,
     file_digest,
     file_name,
+    kept_records,
     known_launches,
     launch_key,
     launch_record,
@@ -102,5 +103,8 @@ def test_launches_of_the_same_kernel_beside_are_known(tmp_path: Path) -> None:
     assert known == {launch_key("k", {"splits": 4, "pdl": True}, "sm_90a", 4, 1, "eager")}
     assert known_launches(folders[0], "GPU X") == frozenset(), "its own are run again"
     assert known_launches(folders[1], "GPU Y") == frozenset()
+    assert kept_records(folders[0], "GPU X", known) == records[:1], "left out, and not lost"
+    assert kept_records(folders[0], "GPU X", frozenset()) == []
+    assert kept_records(folders[1], "GPU X", known) == []
     (folders[1] / "kernels" / "k.py").write_text("# two.yaml\nfrom kpipe import other\n")
     assert known_launches(folders[1], "GPU X") == frozenset()

@@ -10,8 +10,10 @@ import pytest
 import torch
 from layer_factory import LayerFactory
 
+from kpipe.runtime import verify_all
 from kpipe.runtime.compare import compare_trial
 from kpipe.runtime.generated_folder import load_layer
+from kpipe.runtime.metadata import LayerError
 from kpipe.runtime.oracle.compare import tie_violations
 from kpipe.runtime.trial import Case, Trial, run_case
 from kpipe.runtime.verify import main
@@ -110,6 +112,22 @@ def test_modes_that_differ_are_told_apart(modes: Path) -> None:
     found = {one.second: one for one in agreements(layer, trials)}
     assert found["_front"] == Agreement("_serial_index_front", "_front", True, 1.0, 0.0)
     assert not found["_late"].ok and found["_late"].error > 0.0
+
+
+def test_modes_that_cannot_run_are_told_beside_what_was_found(
+    modes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*words: object) -> dict[str, Trial]:
+        raise LayerError("never built")
+
+    layer = load_layer(modes)
+    monkeypatch.setattr(verify_all, "run_methods", refused)
+    monkeypatch.setattr(verify_all, "suite", lambda *words: suite(*words)[:1])
+    report = verify_all.verify_all(layer, modes, "sm_90a", "reference", str, again=False)
+    assert report.cases[0].ok and not report.ok
+    lines = verify_all.as_text(report).splitlines()
+    assert "WRONG: modes on the same inputs: LayerError: never built" in lines
+    assert lines[-1].startswith("FAILED: the modes of 1 cases with ")
 
 
 def test_the_gpu_suite_is_captured_and_reaches_beyond_4_gib(modes: Path) -> None:
