@@ -29,12 +29,13 @@ def render_markdown(review: Review) -> str:
 
 def _dropped(sections: Sequence[Section], texts: list[str], room: int) -> int:
     """Empties texts until they fit: details from the last on, then anything from the last on."""
-    dropped = 0
+    dropped, size = 0, sum(_size(text) + 1 for text in texts)
     for details in (True, False):
         for number in range(len(texts) - 1, -1, -1):
-            if sum(_size(text) + 1 for text in texts) <= room:
+            if size <= room:
                 return dropped
             if texts[number] and (sections[number].detail or not details):
+                size -= _size(texts[number])
                 texts[number] = ""
                 dropped += 1
     return dropped

@@ -20,8 +20,9 @@ FINDING_LIMIT = 100  # a hostile file must not produce megabytes of findings
 DUPLICATE, FOREIGN = "KP106", "KP107"
 
 
+@lru_cache(maxsize=32)  # specs share a geometry, trials of a repair all but one file
 def parse_document(name: str, text: str) -> Mapping:
-    """The root mapping of a text that `decode_source` has passed.
+    """The root mapping of a text that `decode_source` has passed; equal texts are parsed once.
 
     Raises SpecError with all findings: KP105 (syntax), KP106 (duplicate keys), KP107 (not part
     of the language).

@@ -28,7 +28,6 @@ def test_tensor_parallel_rank_three() -> None:
     """A request of four verify rows around top_k, and one shorter than they are."""
     layer = load_layer(REPOSITORY / "generated" / "dsa_tp")
     assert geometry_of(layer) == KIMI_K31 and layer.RANKS == 8
-    torch.set_num_threads(2)
     (trial,) = run_case(layer, Case((2050, 2), q=4, arch="sm_90a", only_ranks=(3,)))
     assert_within_bounds([trial])
     assert trial.ranks[0].views.valid.tolist() == [2047, 2048, 2048, 2048, 0, 0, 1, 2]
@@ -39,7 +38,6 @@ def test_latents_with_group_scales(name: str, requests: int) -> None:
     """Both cores over fp8_ds_mla rows; beyond 32 rows the values are a product of their own."""
     layer = load_layer(REPOSITORY / "generated" / name)
     assert layer.MEMORY.cache_format("latent_kv").row_bytes == 512 + 4 * 4 + 2 * 64
-    torch.set_num_threads(2)
     lengths = (2050, *(place % 3 for place in range(requests - 1)))
     (trial,) = run_case(layer, Case(lengths, arch="sm_90a", only_ranks=(5,)))
     assert_within_bounds([trial])

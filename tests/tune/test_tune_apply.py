@@ -80,7 +80,8 @@ def test_second_time_changes_nothing(spec: Path) -> None:
 def test_next_run_replaces_where_the_numbers_come_from(spec: Path) -> None:
     record(Path("results.json"), document(spec), {"mode q1 rows 2": ("fork", FASTER)})
     apply()
-    record(Path("results.json"), document(spec), {"mode q1 rows 2": ("serial", FASTER)})
+    again = document(spec, rows=(2,), queries=(1,))
+    record(Path("results.json"), again, {"mode q1 rows 2": ("serial", FASTER)})
     assert apply()[0] == 0
     assert spec.read_text().count("# tuned: ") == 1
     assert table(spec)["sm_90a", 1, 2] == "serial"
@@ -238,7 +239,7 @@ def test_stage_of_another_file_is_not_touched(spec: Path, tmp_path: Path) -> Non
     child = tmp_path / "child.yaml"
     child.write_text("extends: base.yaml\nname: child\n")
     wins = {"o_proj q1 rows 8": ("tile_n 32, tokens 8", FASTER)}
-    record(Path("results.json"), document(child), wins)
+    record(Path("results.json"), document(child, modes=1), wins)
     result = CliRunner().invoke(main, ["tune", "apply", "child.yaml", "results.json"])
     assert result.exit_code == 1
     assert "`stages.o_proj` stands in `base.yaml`, which `child.yaml` extends" in result.stderr
@@ -247,7 +248,8 @@ def test_stage_of_another_file_is_not_touched(spec: Path, tmp_path: Path) -> Non
 
 def test_comment_that_would_be_lost_is_a_refusal(spec: Path) -> None:
     change(spec, (KEYED, '  table:\n    "1-4": serial  # small\n    "5-8": fork\n'))
-    record(Path("results.json"), document(spec), {"mode q1 rows 2": ("fork", FASTER)})
+    plan = document(spec, rows=(2,), queries=(1,))
+    record(Path("results.json"), plan, {"mode q1 rows 2": ("fork", FASTER)})
     code, _, err = apply()
     assert code == 1 and "a comment inside it would be lost" in err
 

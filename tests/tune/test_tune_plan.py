@@ -117,7 +117,7 @@ def test_illegal_mode_is_left_out_with_its_reason(tmp_path: Path) -> None:
         ("    serial:\n", "    serial:\n      requires: {dcp: true}\n"),
         ('{"1-4": serial, "5-8": fork}', '{"1-8": fork}'),
     )
-    found = planned(spec, queries=(1,), tiles=1)
+    found = planned(spec, rows=(2,), queries=(1,), tiles=1)
     left = {one.name: one.reason for one in step_of(found, "mode q1 rows 2").left_out}
     assert left["serial"] == "it needs dcp"
 
