@@ -105,8 +105,8 @@ DCP_VALUE = Contract(
 DCP_VALUE_PROJECTED = Contract(
     name="dcp_value_projected",
     doc="As dcp_value, with W_UV of all heads ahead of the push: a head's row travels as v_dim "
-    "values in place of kv_lora, each rounded to BF16; the merge weighs those and rounds once, then "
-    "the gate.",
+    "values in place of kv_lora latents, rounded to BF16; the merge weighs those and rounds once, "
+    "then comes the gate.",
     operands=(
         reads("partial", "rows, tp * heads, kv_lora", "bf16", type=_LOCAL),
         reads("partial_lse", "rows, tp * heads", "fp32", type=_LOCAL),

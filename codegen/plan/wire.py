@@ -163,7 +163,7 @@ def alternatives(pipeline: PipelinePlan, sent: Sequence[Post]) -> tuple[Alternat
 
 
 def _other_side_of_w_uv(pipeline: PipelinePlan, post: Post) -> Alternative:
-    """Partial rows travel ahead of W_UV, kv_lora elements of a head, or behind it, v_dim of them."""
+    """Partial rows travel ahead of W_UV, a head as kv_lora elements, or behind it, as v_dim."""
     latent, values = pipeline.dims["kv_lora"], pipeline.dims["v_dim"]
     width = next(box.shape[-1] for box in pipeline.mailboxes if box.name == post.mailbox)
     if width == latent:

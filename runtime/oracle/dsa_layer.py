@@ -2,9 +2,10 @@
 
 Rounded only where the layer declares it: BF16 after the packed projection, after both norms,
 after Q_B, after absorb, after the index GEMM, after attention (per head), after the DCP merge and
-after W_UV (whichever comes first), after the gate, and per rank after the o-projection; E4M3 in the
-query (per-tensor inverse scale), in the index query and key (power-of-two scale), and in the cache bytes. Every
-reduction in between is float64, so that a kernel is measured against one unambiguous value.
+after W_UV (whichever comes first), after the gate, and per rank after the o-projection; E4M3 in
+the query (per-tensor inverse scale), in the index query and key (power-of-two scale), and in the
+cache bytes. Every reduction in between is float64, so that a kernel is measured against one
+unambiguous value.
 """
 
 from __future__ import annotations
