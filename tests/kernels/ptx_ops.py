@@ -105,10 +105,13 @@ def _plain(function: Callable[..., Tensor]) -> Callable[..., None]:
 
 
 def _multiply(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
-    """mul and mad: the low half of a product, or all of it (`wide`)."""
+    """mul and mad: the low or the high half of a product, or all of it (`wide`)."""
     kind = instruction.op[-1]
     first, second, *third = (warp.read(o, kind) for o in instruction.operands[1:])
     result = first * second
+    if "hi" in instruction.op:
+        assert kind in ("s32", "u32"), instruction.text
+        result = ((first >> 16) * second + ((first & 0xFFFF) * second >> 16)) >> 16
     result = result + third[0] if third else result
     if "wide" in instruction.op:
         kind = f"{kind[0]}{2 * _bits(kind)}"
@@ -145,10 +148,11 @@ def _convert(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
 
 def _move(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
     target, source = instruction.operands
-    if target.startswith("{"):  # the halves of a word of 64 bits
-        whole = warp.read(source, "b64")
-        for number, name in enumerate(_names(target)):
-            warp.write(name, whole >> 32 * number & 0xFFFF_FFFF, doing)
+    if target.startswith("{"):  # the parts of a word
+        whole, names = warp.read(source, instruction.op[-1]), _names(target)
+        size = _bits(instruction.op[-1]) // len(names)
+        for number, name in enumerate(names):
+            warp.write(name, whole >> size * number & ((1 << size) - 1), doing)
     else:
         warp.write(target, warp.read(source, instruction.op[-1]), doing)
 
