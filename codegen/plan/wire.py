@@ -167,7 +167,7 @@ def _other_side_of_w_uv(pipeline: PipelinePlan, post: Post) -> Alternative:
     latent, values = pipeline.dims["kv_lora"], pipeline.dims["v_dim"]
     width = next(box.shape[-1] for box in pipeline.mailboxes if box.name == post.mailbox)
     if width == latent:
-        what = f"{post.mailbox} projected: behind W_UV of all heads, {post.dtype}"
+        what = f"{post.mailbox} by dcp_value_projected: behind W_UV of all heads, {post.dtype}"
         return Alternative(what, post.sent // latent * values)
-    what = f"{post.mailbox} as latents: ahead of W_UV, of which a rank has its heads, {post.dtype}"
+    what = f"{post.mailbox} by dcp_value: ahead of W_UV of own heads, {post.dtype}"
     return Alternative(what, post.sent // values * latent)
