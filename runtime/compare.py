@@ -8,6 +8,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from kpipe.runtime.generated_folder import launches
 from kpipe.runtime.oracle.byte_formats import decode_index, decode_latent
 from kpipe.runtime.oracle.caches import index_planes
 from kpipe.runtime.oracle.compare import (
@@ -62,6 +63,7 @@ def compare_trial(trial: Trial, rounding: Rounding | None = None) -> tuple[Stage
         tp=layer.RANKS,
         interleave=layer.INTERLEAVE if layer.CONTEXT_PARALLEL else None,
         rounding=rounding or Rounding(index_query=_materialised(trial, "index_q")),
+        sends_values=_sends_values(trial),
     )
     found: dict[tuple[str, str], StageError] = {}
     for run in trial.ranks:
@@ -76,6 +78,13 @@ def compare_trial(trial: Trial, rounding: Rounding | None = None) -> tuple[Stage
                 found[stage, "nothing"] = StageError(stage, "nothing", inf, 0.0, reason, 0)
     order = {stage: place for place, stage in enumerate(trial.stages)}
     return tuple(sorted(found.values(), key=lambda error: order.get(error.stage, len(order))))
+
+
+def _sends_values(trial: Trial) -> bool:
+    """Whether the ranks' rows travelled behind W_UV."""
+    run = trial.ranks[0]
+    ops = launches(type(run.layer), run.method)
+    return any("w_uv_all" in op.weights for op in ops)
 
 
 def _materialised(trial: Trial, buffer: str) -> bool:

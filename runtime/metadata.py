@@ -73,7 +73,8 @@ class Weights:
 
     Shapes with H heads of this rank: packed [pitch, hidden], q_norm [q_lora], kv_norm [kv_lora],
     q_b [H * (nope + pe), q_lora], w_uk [H, nope, kv_lora], w_uv [H, v_dim, kv_lora] (latent
-    innermost), index_q_b [index_heads * index_dim, q_lora], o_proj [hidden, H * v_dim], all BF16;
+    innermost) or, where rows travel behind it, w_uv_all [tp * H, v_dim, kv_lora] of every rank's
+    heads, index_q_b [index_heads * index_dim, q_lora], o_proj [hidden, H * v_dim], all BF16;
     index_k_norm and index_k_bias [index_dim], q_scale, k_scale and v_scale [1] FP32.  v_scale is
     checked against k_scale: an MLA latent has one scale.  AttnRes takes mix_norm, mix_query and
     out_norm [hidden] BF16.
@@ -85,6 +86,7 @@ class Weights:
     q_b: Tensor | None = None
     w_uk: Tensor | None = None
     w_uv: Tensor | None = None
+    w_uv_all: Tensor | None = None
     index_q_b: Tensor | None = None
     index_k_norm: Tensor | None = None
     index_k_bias: Tensor | None = None

@@ -7,7 +7,7 @@ poisoned with NaN bytes before a run, so that what was not written shows.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from kpipe.runtime.oracle.caches import (
     build_latent_cache,
 )
 from kpipe.runtime.oracle.geometry import Geometry
-from kpipe.runtime.oracle.inputs import Batch, make_batch, make_weights, rank_weights
+from kpipe.runtime.oracle.inputs import Batch, handed_weights, make_batch, make_weights
 from kpipe.runtime.oracle.inputs import Weights as ModelWeights
 from kpipe.runtime.oracle.residual import MixWeights, make_mix_weights
 from kpipe.runtime.prepared import (
@@ -327,9 +327,8 @@ def _layer(layer_class: type[Layer], case: Case) -> Layer:
 
 def _weights_of(chain: Chain, number: int, rank: int) -> Weights:
     """A rank's share of a layer's weights, on the device of the case."""
-    held = rank_weights(chain.geometry, chain.models[number], rank, chain.layer_class.RANKS)
-    names = [f.name for f in fields(held) if not f.name.endswith("_inv")]
-    tensors = {name: getattr(held, name) for name in names}
+    layer, model = chain.layer_class, chain.models[number]
+    tensors = handed_weights(chain.geometry, model, rank, layer.RANKS, layer.MEMORY.weights)
     if mix := chain.mix_weights(number):
         tensors.update(vars(mix))
     return Weights(**{name: tensor.to(chain.case.device) for name, tensor in tensors.items()})

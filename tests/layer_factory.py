@@ -32,6 +32,24 @@ mailboxes:
     parities: 2
     rearmed_by: dcp_value
 """
+# What it says otherwise where rows travel behind W_UV: all of them, or those of larger steps.
+_PROJECTED = """\
+  value: {ops: [dcp_value], variants: {dcp_value: dcp_value_projected}}
+"""
+_BY_ROWS = """\
+  value:
+    ops: [dcp_value]
+    variants: {dcp_value: {"1-8": dcp_value, "9-64": dcp_value_projected}}
+    with: {dcp_value_projected.partial_mail: value_mail}
+"""
+_VALUE_MAIL = """\
+  {box}:
+    shape: [dcp, rows_cap, heads, v_dim]
+    dtype: bf16
+    sentinel: 0x80000000
+    parities: 2
+    rearmed_by: dcp_value
+"""
 _TABLE = """\
 overlap:
   table:
@@ -79,6 +97,24 @@ class LayerFactory:
         name = "_".join([*parts, *(["ds"] if ds_mla else []), *([mode] if mode else [])])
         text = f"parallel: {{tp: {ranks}, dcp: {ranks}, interleave: {interleave}}}\n"
         text += _DS_MLA + _DS_MLA_MAIL if ds_mla else ""
+        return self.layer(name, _spec("dsa_dcp", name, text, mode))
+
+    def projected(
+        self,
+        ranks: int = 2,
+        interleave: int = 1,
+        *,
+        mode: str = "",
+        ds_mla: bool = False,
+        by_rows: bool = False,
+    ) -> type[Layer]:
+        """dsa_dcp in small, rows sent behind W_UV; `by_rows`: from 9 rows on only."""
+        words = ["projected", str(ranks), f"i{interleave}", *(["ds"] if ds_mla else [])]
+        name = "_".join([*words, *(["by_rows"] if by_rows else []), *([mode] if mode else [])])
+        text = f"parallel: {{tp: {ranks}, dcp: {ranks}, interleave: {interleave}}}\n"
+        core, mail = (_DS_MLA, _DS_MLA_MAIL) if ds_mla else ("stages:\n", "mailboxes:\n")
+        text += core + (_BY_ROWS if by_rows else _PROJECTED)
+        text += mail + _VALUE_MAIL.format(box="value_mail" if by_rows else "partial_mail")
         return self.layer(name, _spec("dsa_dcp", name, text, mode))
 
     def residual(

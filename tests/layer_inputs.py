@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from kpipe.runtime.generated_folder import geometry_of
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.metadata import Caches, Step, Weights
 from kpipe.runtime.oracle.caches import ContextShard, build_index_cache, build_latent_cache
-from kpipe.runtime.oracle.inputs import make_batch, make_weights, rank_weights
+from kpipe.runtime.oracle.inputs import handed_weights, make_batch, make_weights
 from kpipe.runtime.trial import step_of
 
 
@@ -42,10 +42,9 @@ def engine_inputs(
     latent_format = layer.MEMORY.caches["latent_kv"].format
     latent = build_latent_cache(geometry, model, batch, latent_format, shard=shard)
     index = build_index_cache(geometry, batch, shard=shard)
-    held = rank_weights(geometry, model, rank, layer.RANKS)
-    names = [field.name for field in fields(held) if not field.name.endswith("_inv")]
+    held = handed_weights(geometry, model, rank, layer.RANKS, layer.MEMORY.weights)
     return Inputs(
-        Weights(**{name: getattr(held, name) for name in names}),
+        Weights(**held),
         Caches(latent_kv=latent.data, index_kv=index.data),
         step_of(batch, latent, index),
     )

@@ -170,6 +170,7 @@ class Limits:
     tp: bool = True  # may stand in a spec without context parallelism
     interleaves: tuple[int, ...] = ()
     divides: tuple[tuple[str, int], ...] = ()  # expression over dimensions must be a multiple
+    sent: tuple[str, ...] = ()  # rounding points whose values travel, so as BF16
 
 
 @dataclass(frozen=True)

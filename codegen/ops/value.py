@@ -102,4 +102,29 @@ DCP_VALUE = Contract(
     release=Release.NEVER,
 )
 
-CONTRACTS = (MLA_VALUE, VALUE_BMM, MLA_GATE, DCP_VALUE)
+DCP_VALUE_PROJECTED = Contract(
+    name="dcp_value_projected",
+    doc="As dcp_value, with W_UV of all heads ahead of the push: a head's row travels as v_dim "
+    "values in place of kv_lora latents, rounded to BF16; the merge weighs those and rounds once, "
+    "then comes the gate.",
+    operands=(
+        reads("partial", "rows, tp * heads, kv_lora", "bf16", type=_LOCAL),
+        reads("partial_lse", "rows, tp * heads", "fp32", type=_LOCAL),
+        reads("valid", "rows", "i32", type=COUNTS, gates=("partial_mail", "lse_mail")),
+        reads("gate", "rows, heads * v_dim", "bf16", type=HEADS),
+        step("lengths", "requests", "i32", type=LENGTHS, gates=("gated",)),
+        weight("w_uv_all", "tp * heads, v_dim, kv_lora"),
+        mailbox("q_mail", Access.REARM, "rows_cap, tp * heads, latent", "query"),
+        mailbox("partial_mail", Access.EXCHANGE, "dcp, rows_cap, heads, v_dim", "bf16", type=_SENT),
+        mailbox("lse_mail", Access.EXCHANGE, "dcp, rows_cap, heads", "fp32", type=_SENT),
+        writes("gated", "rows, heads * v_dim", "bf16", type=HEADS),
+    ),
+    constants=("shard", "lse_base", "rounds", "sigmoid"),
+    reference="value:dcp_value_projected",
+    kernel="dcp_value_projected",
+    fixes=(("round_merged", "bf16"),),
+    limits=Limits(tp=False, divides=(("kv_lora", 32), ("v_dim", 8)), sent=("value",)),
+    release=Release.NEVER,
+)
+
+CONTRACTS = (MLA_VALUE, VALUE_BMM, MLA_GATE, DCP_VALUE, DCP_VALUE_PROJECTED)

@@ -1,7 +1,8 @@
 """Who writes what before whom, within one layer: the check that needs no timing model.
 
 Every buffer has exactly one writer before its readers; a mailbox is polled between its peers'
-publishing and any plain read; each mailbox is re-armed by the one op that the spec names.
+publishing and any plain read; each mailbox is re-armed by the one op that the spec names, by its
+own name or by the word of the modes that a variant fills.
 """
 
 from __future__ import annotations
@@ -167,7 +168,8 @@ def _check_rearm(
             continue
         expected = declared.rearmed_by
         found = [seats[p].contract.name for p in rearmers]
-        if found != [expected]:
+        by_word = [seats[p].word for p in rearmers] == [expected]  # whatever op it became
+        if found != [expected] and not by_word:
             actual = " and ".join(f"`{name}`" for name in found) or "no op"
             place = report.source.span("mailboxes", mailbox, "rearmed_by")
             report.error(

@@ -20,6 +20,7 @@ class Seat:
     targets: Mapping[str, str]  # operand -> memory that it is bound to
     options: Mapping[str, str]
     ahead: frozenset[int]  # seats that are complete before this one starts
+    word: str = ""  # as the mode says it (the slot, where a variant chose the op)
 
 
 def active(operand: Operand, flags: Mapping[str, bool]) -> bool:

@@ -39,6 +39,7 @@ def check_limits(
             once=True,
         )
     _check_sizes(contract, spec, dims, queries, rows, span, report)
+    _check_rounding(contract, spec, span, report)
     for operand in contract.operands:
         if operand.kind is Kind.CACHE and operand.access is not Access.LAYOUT:
             cache = spec.caches.get(operand.name)
@@ -122,6 +123,22 @@ def _check_sizes(
             help="choose another op, or change `parallel.interleave`",
             once=True,
         )
+
+
+def _check_rounding(contract: Contract, spec: Pipeline, span: Span, report: Report) -> None:
+    """What an op sends is rounded to what a mailbox carries, whatever else the spec says of it."""
+    for point in contract.limits.sent:
+        if getattr(spec.numerics.round, point) != "bf16":
+            report.error(
+                "KP104",
+                f"`{contract.name}` sends what is rounded at `{point}`, so it is bf16; the spec "
+                "keeps fp32",
+                report.source.span("numerics", "round", point),
+                allowed=("bf16",),
+                help=f"write `{point}: bf16`, or choose another op",
+                related=[("the op", span)],
+                once=True,
+            )
 
 
 def _check_cache(

@@ -79,8 +79,8 @@ def resolve(
     missing = frozenset(spec.draft.missing if spec.draft else ())
     modes = _modes(spec, report)
     check_names(spec, modes, report)
-    _check_rearm(spec, contracts, missing, report)
     slots = resolve_stages(spec, contracts, missing, targets, rows, report)
+    _check_rearm(spec, contracts, slots, missing, report)
     check_words(spec, modes, slots, report)
     repair_missing_joins(spec, modes, slots, contracts, report)
     memory = memory_of(spec, dims, rows_cap, buffers, mailboxes)
@@ -168,12 +168,17 @@ def _modes(spec: Pipeline, report: Report) -> dict[str, Mode]:
 
 
 def _check_rearm(
-    spec: Pipeline, contracts: Mapping[str, Contract], missing: frozenset[str], report: Report
+    spec: Pipeline,
+    contracts: Mapping[str, Contract],
+    slots: Mapping[str, Slot],
+    missing: frozenset[str],
+    report: Report,
 ) -> None:
-    """Whoever re-arms a mailbox is an op that can."""
+    """Whoever re-arms a mailbox is an op that can, or a word of the modes that becomes one."""
     able = sorted(n for n, c in contracts.items() if any(o.access.rearms for o in c.operands))
+    chosen = [word for word, slot in slots.items() if {*slot.choices} & {*able}]
     for name, mailbox in spec.mailboxes.items():
-        if mailbox.rearmed_by not in (*able, *missing):
+        if mailbox.rearmed_by not in (*able, *chosen, *missing):
             span = report.source.span("mailboxes", name, "rearmed_by")
             report.unknown("op that re-arms a mailbox:", mailbox.rearmed_by, span, able)
 

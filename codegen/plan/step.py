@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from kpipe.codegen.diagnostics import Span
 from kpipe.codegen.ops.contract import Contract, Kind
@@ -46,7 +47,7 @@ def plan_step(
             continue
         targets = bind_operands(contract, op, stage, path, resolved.memory, place, report)
         options = _options_at(resolved, contract, word.name, arch, q, rows)
-        seats.append(Seat(contract, targets, options, ahead))
+        seats.append(Seat(contract, targets, options, ahead, word.name))
         spans.append(word.span)
         heads = max(
             heads,
@@ -128,10 +129,7 @@ def _renumber(words: tuple[Word, ...], seats: list[Seat]) -> list[Seat]:
     for position, word in enumerate(words):
         if word.verb == "launch":
             numbers[position] = len(numbers)
-    return [
-        Seat(s.contract, s.targets, s.options, frozenset(numbers[p] for p in s.ahead))
-        for s in seats
-    ]
+    return [replace(s, ahead=frozenset(numbers[p] for p in s.ahead)) for s in seats]
 
 
 def _options_at(

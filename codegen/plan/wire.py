@@ -144,7 +144,7 @@ def _only_waits(launch: Launch, boxes: set[str]) -> bool:
 def alternatives(pipeline: PipelinePlan, sent: Sequence[Post]) -> tuple[Alternative, ...]:
     """Other formats of what is sent, as comparison: computed, no op of the plan sends them so."""
     found: list[Alternative] = []
-    dims, ranks = pipeline.dims, ranks_of(pipeline)
+    ranks = ranks_of(pipeline)
     for post in {post.operand: post for post in sent}.values():
         size = DTYPE_BYTES[post.dtype]
         if post.operand == "q_mail":
@@ -153,12 +153,21 @@ def alternatives(pipeline: PipelinePlan, sent: Sequence[Post]) -> tuple[Alternat
             found.append(Alternative(f"{post.mailbox} as {other}", bytes_there))
         if post.operand == "partial_mail":
             found.append(Alternative(f"{post.mailbox} as fp32", post.sent // size * 4))
-            projected = post.sent // dims["kv_lora"] * dims["v_dim"]
-            what = f"{post.mailbox} projected: behind W_UV of all heads, {post.dtype}"
-            found.append(Alternative(what, projected))
+            found.append(_other_side_of_w_uv(pipeline, post))
         if post.operand == "o_mail":
             whole = post.sent * ranks if post.scattered else post.sent
             found.append(Alternative("the output one-shot: every partial to every rank", whole))
             what = "the output two-shot, or as a ring all-reduce"
             found.append(Alternative(what, 2 * whole // ranks))
     return tuple(found)
+
+
+def _other_side_of_w_uv(pipeline: PipelinePlan, post: Post) -> Alternative:
+    """Partial rows travel ahead of W_UV, a head as kv_lora elements, or behind it, as v_dim."""
+    latent, values = pipeline.dims["kv_lora"], pipeline.dims["v_dim"]
+    width = next(box.shape[-1] for box in pipeline.mailboxes if box.name == post.mailbox)
+    if width == latent:
+        what = f"{post.mailbox} by dcp_value_projected: behind W_UV of all heads, {post.dtype}"
+        return Alternative(what, post.sent // latent * values)
+    what = f"{post.mailbox} by dcp_value: ahead of W_UV of own heads, {post.dtype}"
+    return Alternative(what, post.sent // values * latent)

@@ -107,8 +107,8 @@ class Round(Model):
     kv_norm: Rounding = Field("bf16", description="normed latent ahead of its FP8 cast")
     query_b: Rounding = Field("bf16", description="output of Q_B, nope and pe rows")
     absorb: Rounding = Field("bf16", description="absorbed query ahead of its FP8 cast")
-    merged: Rounding = Field("bf16", description="row merged over the ranks, ahead of W_UV")
-    value: Rounding = Field("bf16", description="output of W_UV ahead of the gate")
+    merged: Rounding = Field("bf16", description="what the rows of the ranks are merged to")
+    value: Rounding = Field("bf16", description="output of W_UV")
     mix: Rounding = Field("fp32", description="AttnRes' mixture of blocks ahead of its output norm")
 
 
@@ -155,7 +155,9 @@ class Mailbox(Model):
     parities: int = Field(
         2, ge=1, le=8, description="copies used in turn by the layers of the kind"
     )
-    rearmed_by: Name = Field(description="the op that stores the sentinel back")
+    rearmed_by: Name = Field(
+        description="the op that stores the sentinel back, or the word of the modes for it"
+    )
 
 
 class Cache(Model):

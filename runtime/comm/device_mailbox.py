@@ -18,7 +18,14 @@ from kpipe.runtime.comm.word_index import WORD_BYTES
 RECORD_WORDS = 8
 """Words of the record that a poll leaves when it gives up: the stage, the address of what it has
 read last (low and high word), a word of padding, and the four words that it has seen there."""
-STAGES = ("mla_query", "query_wait", "topk_merge", "dcp_value", "o_reduce")
+STAGES = (
+    "mla_query",
+    "query_wait",
+    "topk_merge",
+    "dcp_value",
+    "o_reduce",
+    "dcp_value_projected",
+)
 """Ops that poll; a record holds the place in this list, counted from 1."""
 _FRAGMENT_WORDS = 4
 _WORD = 0xFFFFFFFF

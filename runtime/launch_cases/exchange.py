@@ -6,6 +6,7 @@ that had arrived before it (or arrive while it waits), and that it has re-armed 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 
 import torch
@@ -209,6 +210,11 @@ class DcpValueCase(MlaValueCase):
         self.boxes = Boxes()
         self.rank = 0
 
+    @property
+    def width(self) -> int:
+        """Elements of a head's row on its way."""
+        return self.module.KV_LORA
+
     def inputs(self, rows: int, q: int) -> dict[str, Tensor]:
         m = self.module
         ones = torch.rand(rows, 1, device=DEVICE)
@@ -241,10 +247,10 @@ class DcpValueCase(MlaValueCase):
             "partial_mail": mail,
             "partial_mail_peers": self.boxes.table(
                 m.RANKS,
-                (*box, m.KV_LORA),
+                (*box, self.width),
                 torch.bfloat16,
                 NEGATIVE_ZERO,
-                offset * m.KV_LORA * 2,
+                offset * self.width * 2,
             ),
             "lse_mail": lse_mail,
             "lse_mail_peers": self.boxes.table(m.RANKS, box, torch.float32, ALL_ONES, offset * 4),
@@ -256,12 +262,12 @@ class DcpValueCase(MlaValueCase):
         """Rows and LSE as the ranks have sent them; some ranks have no key of a row, and no rank
         has one of a hidden row."""
         m = self.module
-        mail = armed((m.RANKS, m.ROWS_CAP, m.HEADS, m.KV_LORA), torch.bfloat16, NEGATIVE_ZERO)
+        mail = armed((m.RANKS, m.ROWS_CAP, m.HEADS, self.width), torch.bfloat16, NEGATIVE_ZERO)
         lse_mail = armed((m.RANKS, m.ROWS_CAP, m.HEADS), torch.float32, ALL_ONES)
         empty = torch.rand(m.RANKS, rows, 1, device=DEVICE) < 0.3
         empty[int(torch.randint(m.RANKS, ()))] = False
         empty |= hidden[None, :, None]
-        values = noise(m.RANKS, rows, m.HEADS, m.KV_LORA)
+        values = noise(m.RANKS, rows, m.HEADS, self.width)
         sent = torch.where(empty[..., None], 0.0, positive_zeros(values))
         sent[0, :, 0] = NAN  # a rank without weight may have sent anything
         mail[:, :rows] = sent
@@ -279,39 +285,51 @@ class DcpValueCase(MlaValueCase):
         self, given: dict[str, Tensor], done: dict[str, Tensor], q: int, pushes: bool, lse_base: str
     ) -> Verdict:
         verdict = Verdict()
+        self._check_armed(done, verdict)
+        if pushes:
+            self._check_sent(given, done, verdict)
+        merged, magnitude = self._merged(given, lse_base)
+        self._check_gated(given, done, q, merged, magnitude, verdict)
+        return verdict
+
+    def _check_armed(self, done: dict[str, Tensor], verdict: Verdict) -> None:
         for name, sentinel in (
             ("q_mail", ALL_ONES),
             ("partial_mail", NEGATIVE_ZERO),
             ("lse_mail", ALL_ONES),
         ):
             check_armed(verdict, name, done[name], sentinel)
-        if pushes:
-            self._check_sent(given, done, verdict)
+
+    def _merged(self, given: dict[str, Tensor], lse_base: str) -> tuple[Tensor, Tensor]:
+        """The arrived rows merged, and what their magnitudes are merged to."""
         lse = given["lse_mail"].double()
         log_two = 1.0 if lse_base == "e" else torch.log(torch.tensor(2.0)).item()
         power = torch.where(lse > EMPTY_LSE, lse * log_two, -torch.inf)
         share = torch.softmax(power, 0).nan_to_num(0.0)[..., None]
         rows_sent = torch.where(share > 0, given["partial_mail"].double(), 0.0)
-        merged = (share * rows_sent).sum(0)
-        magnitude = (share * rows_sent.abs()).sum(0)
-        self._check_gated(given, done, q, merged, magnitude, verdict)
-        return verdict
+        return (share * rows_sent).sum(0), (share * rows_sent.abs()).sum(0)
 
     def _check_sent(self, given, done, verdict: Verdict) -> None:
-        m = self.module
-        rows = given["valid"].shape[0]
-        filled = (given["valid"] > 0)[:, None]
-        partial = torch.where(filled[..., None], positive_zeros(given["partial"]), 0.0)
-        lse = torch.where(filled, given["partial_lse"], EMPTY_LSE)
-        place = (self.rank, slice(0, rows))
-        boxes = self.boxes.of(done["partial_mail_peers"])
-        for owner, box in enumerate(boxes):
-            mine = slice(owner * m.HEADS, (owner + 1) * m.HEADS)
+        filled = (given["valid"] > 0)[:, None, None]
+        partial = torch.where(filled, positive_zeros(given["partial"]), 0.0).bfloat16()
+        for mine, sent in self._rows_sent(given, done, verdict):
+            verdict.equal("rows sent", bits(sent), bits(partial[:, mine]))
+        self._check_lse_sent(given, done, verdict)
+
+    def _rows_sent(self, given, done, verdict: Verdict) -> Iterator[tuple[slice, Tensor]]:
+        """An owner's heads and the rows that lie at their place in its mailbox, owner by owner."""
+        heads, place = self.module.HEADS, (self.rank, slice(0, given["valid"].shape[0]))
+        for owner, box in enumerate(self.boxes.of(done["partial_mail_peers"])):
             sent = check_place(verdict, f"rows at rank {owner}", box, place, NEGATIVE_ZERO)
-            verdict.equal("rows sent", bits(sent), bits(partial[:, mine].bfloat16()))
-            box = self.boxes.of(done["lse_mail_peers"])[owner]
+            yield slice(owner * heads, (owner + 1) * heads), sent
+
+    def _check_lse_sent(self, given, done, verdict: Verdict) -> None:
+        heads, place = self.module.HEADS, (self.rank, slice(0, given["valid"].shape[0]))
+        filled = (given["valid"] > 0)[:, None]
+        lse = torch.where(filled, given["partial_lse"], EMPTY_LSE)
+        for owner, box in enumerate(self.boxes.of(done["lse_mail_peers"])):
             sent = check_place(verdict, f"LSE at rank {owner}", box, place, ALL_ONES)
-            verdict.equal("LSE sent", sent, lse[:, mine])
+            verdict.equal("LSE sent", sent, lse[:, owner * heads : (owner + 1) * heads])
 
     def _check_gated(
         self, given, done, q: int, merged: Tensor, magnitude: Tensor, verdict: Verdict

@@ -6,6 +6,7 @@ from kpipe.runtime.launch_cases import (
     candidates,
     exchange,
     gemm,
+    projected,
     query,
     reduce,
     scores,
@@ -24,4 +25,5 @@ CASES = {
     **candidates.CASES,
     **reduce.CASES,
     **exchange.CASES,  # in place of those that know no mailboxes
+    **projected.CASES,
 }

@@ -1,10 +1,11 @@
 """The DSA decode layer over all heads in float64, from the definition, in one pass per row.
 
 Rounded only where the layer declares it: BF16 after the packed projection, after both norms,
-after Q_B, after absorb, after the index GEMM, after attention (per head), after the DCP merge,
-after W_UV, after the gate, and per rank after the o-projection; E4M3 in the query (per-tensor
-inverse scale), in the index query and key (power-of-two scale), and in the cache bytes. Every
-reduction in between is float64, so that a kernel is measured against one unambiguous value.
+after Q_B, after absorb, after the index GEMM, after attention (per head), after the DCP merge and
+after W_UV (whichever comes first), after the gate, and per rank after the o-projection; E4M3 in
+the query (per-tensor inverse scale), in the index query and key (power-of-two scale), and in the
+cache bytes. Every reduction in between is float64, so that a kernel is measured against one
+unambiguous value.
 """
 
 from __future__ import annotations
@@ -191,18 +192,28 @@ def _attention(
     return {"latent": merged, "lse_base2": joint, "partials": parts, "partial_lse": lse}
 
 
-def _value_stage(
-    geometry: Geometry,
-    weights: Weights,
-    latent: torch.Tensor,
-    gate: torch.Tensor,
-    rounding: Rounding,
-    tp: int,
-) -> dict[str, torch.Tensor]:
-    """W_UV and gate of every head, then the o-projection: exact, per rank, and summed."""
+def _values(
+    weights: Weights, core: dict[str, torch.Tensor | None], rounding: Rounding, sends_values: bool
+) -> torch.Tensor:
+    """W_UV of every head, [rows, heads_total * v_dim]: of the merged rows, or of each rank's rows
+    ahead of the merge (the same for one rank)."""
     up = weights.w_uv.double().transpose(1, 2)
-    values = torch.bmm(latent.transpose(0, 1), up).transpose(0, 1).flatten(1)
-    values = _rounded(values, rounding.value)
+
+    def of(rows: torch.Tensor) -> torch.Tensor:
+        values = torch.bmm(rows.transpose(0, 1), up).transpose(0, 1)
+        return _rounded(values, rounding.value)
+
+    if not sends_values or core["partials"] is None:
+        return of(core["latent"]).flatten(1)
+    sent = torch.stack([of(rows) for rows in core["partials"]])
+    merged, _ = _merge(sent, core["partial_lse"])
+    return _rounded(merged, rounding.merged).flatten(1)
+
+
+def _value_stage(
+    geometry: Geometry, weights: Weights, values: torch.Tensor, gate: torch.Tensor, tp: int
+) -> dict[str, torch.Tensor]:
+    """The gate of every head, then the o-projection: exact, per rank, and summed."""
     gated = round_bf16(values * gate.sigmoid())
     width = geometry.heads(tp) * geometry.v_dim
     columns = zip(gated.split(width, 1), weights.o_proj.split(width, 1), strict=True)
@@ -323,15 +334,19 @@ def oracle_layer(
     interleave: int | None = None,
     rounding: Rounding = ALL_ROUNDED,
     index_quant: str = "ue8m0",
+    sends_values: bool = False,
 ) -> Result:
     """Evaluates one layer for one batch.
 
     `tp` ranks split the heads; with `interleave` they split the contexts too, in chunks of that
-    many positions, and round each rank's row before the merge. With `selection` (global positions
+    many positions, and round each rank's row before the merge; with `sends_values` its row behind
+    W_UV as well, and values are merged in place of latents. With `selection` (global positions
     per row) attention continues from it; scores, kth and gap stay the oracle's own. Raises
-    ValueError for an unknown cache format or quantiser, ranks that do not divide the heads, or a
-    selection with a repeated or invisible position.
+    ValueError for an unknown cache format or quantiser, ranks that do not divide the heads, a
+    selection with a repeated or invisible position, or `sends_values` without `interleave`.
     """
+    if sends_values and interleave is None:
+        raise ValueError("values are sent ahead of a merge, and without `interleave` there is none")
     if cache_format not in LATENT_FORMATS:
         raise ValueError(f"unknown latent cache format {cache_format!r}")
     geometry.heads(tp)
@@ -349,7 +364,8 @@ def oracle_layer(
     scaled = query["query"] * (float(weights.q_scale) if cache_format == "fp8_tensor" else 1.0)
     shards = (1, 1) if interleave is None else (tp, interleave)
     core = _attention(geometry, batch, scaled, keys, chosen["selection"], shards, rounding)
-    value = _value_stage(geometry, weights, core["latent"], projected["gate"], rounding, tp)
+    values = _values(weights, core, rounding, sends_values)
+    value = _value_stage(geometry, weights, values, projected["gate"], tp)
     return Result(
         top_k=geometry.top_k,
         active=active,

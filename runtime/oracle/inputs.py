@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -177,6 +178,21 @@ def rank_weights(geometry: Geometry, weights: Weights, rank: int, ranks: int) ->
         q_scale_inv=weights.q_scale_inv,
         k_scale_inv=weights.k_scale_inv,
     )
+
+
+def handed_weights(
+    geometry: Geometry, weights: Weights, rank: int, ranks: int, wanted: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """What an engine hands the rank of a layer that declares `wanted`, by name.
+
+    Scales and not their inverses; W_UV of the rank's heads, or of all heads.
+    """
+    held = rank_weights(geometry, weights, rank, ranks)
+    names = [field.name for field in fields(held) if not field.name.endswith("_inv")]
+    tensors = {name: getattr(held, name) for name in names}
+    if "w_uv_all" in wanted:
+        tensors["w_uv_all"] = weights.w_uv
+    return {n: t for n, t in tensors.items() if n != "w_uv" or n in wanted}
 
 
 def make_batch(

@@ -27,7 +27,8 @@ class Rounds:
     """Where an intermediate is rounded to BF16 ("bf16") or stays as accumulated ("fp32").
 
     `kv_norm`: normed latent ahead of the cache's quantiser.  `query_b`: output of Q_B.  `absorb`:
-    query times W_UK.  `merged`: merged rows of the ranks.  `value`: output of W_UV.
+    query times W_UK.  `merged`: merged rows of the ranks.  `value`: output of W_UV (of
+    the merged rows or, where rows travel behind it, of each rank's).
     Raises ValueError for another word.
     """
 

@@ -83,17 +83,50 @@ def dcp_value(
     q_mail.rearm((slice(0, rows), slice(0, q_mail.ranks * heads)))
     if pushes:
         push_partials(partial, partial_lse, valid, partial_mail, lse_mail)
-    weights = torch.stack([_consumed(lse_mail, source, rows) for source in range(lse_mail.ranks)])
-    parts = [_consumed(partial_mail, source, rows) for source in range(partial_mail.ranks)]
-    merged, _ = merge_ranks(torch.stack(parts), weights, lse_base)
+    merged = _collected(partial_mail, lse_mail, rows, lse_base)
     values = rounded(head_product(rounded(merged, rounds.merged), w_uv), rounds.value)
     _gate(values, gate, lengths, gated, sigmoid)
+
+
+def dcp_value_projected(
+    partial: Tensor,
+    partial_lse: Tensor,
+    valid: Tensor,
+    gate: Tensor,
+    lengths: Tensor,
+    q_mail: Mailbox,
+    partial_mail: Mailbox,
+    lse_mail: Mailbox,
+    gated: Tensor,
+    *,
+    w_uv_all: Tensor,
+    shard: Shard = UNSHARDED,
+    lse_base: str = "2",
+    rounds: Rounds = Rounds(),  # noqa: B008 - frozen
+    sigmoid: str = "exact",
+) -> None:
+    """As dcp_value with `pushes`, with W_UV of every rank's heads ahead of the push.
+
+    w_uv_all [tp * heads, v_dim, kv_lora] BF16; partial_mail is [dcp, rows_cap, heads, v_dim] BF16.
+    A rank's values are rounded on their way (`value`), what they are merged to at `merged`.
+    Raises ValueError where the shard counts other ranks than the mailboxes, or where a value is
+    declared to stay in FP32.
+    """
+    check_group(shard, partial_mail.ranks)
+    if rounds.value != "bf16":
+        raise ValueError(f"rounds.value is {rounds.value!r}; rows of values travel as bf16")
+    rows, heads = gate.shape[0], partial_mail.shape[2]
+    q_mail.rearm((slice(0, rows), slice(0, q_mail.ranks * heads)))
+    values = head_product(partial, w_uv_all).bfloat16()
+    push_partials(values, partial_lse, valid, partial_mail, lse_mail)
+    merged = _collected(partial_mail, lse_mail, rows, lse_base)
+    _gate(rounded(merged, rounds.merged), gate, lengths, gated, sigmoid)
 
 
 def push_partials(
     partial: Tensor, lse: Tensor, valid: Tensor, partial_mail: Mailbox, lse_mail: Mailbox
 ) -> None:
-    """Sends rows [rows, tp * heads, kv_lora] BF16 and LSE [rows, tp * heads] to the heads' owners.
+    """Sends rows [rows, tp * heads, n] BF16 and LSE [rows, tp * heads] to the heads' owners.
 
     A row without local keys is sent as 0 with EMPTY_LSE, whatever its memory holds.
     """
@@ -139,6 +172,13 @@ def _gate(values: Tensor, gate: Tensor, lengths: Tensor, gated: Tensor, mode: st
     """Writes BF16(values * sigmoid(gate)), zero for inactive rows; values [rows, heads, v_dim]."""
     product = values.flatten(1) * sigmoid(gate.float(), mode)
     gated.copy_(select_active(product.bfloat16(), lengths))
+
+
+def _collected(partial_mail: Mailbox, lse_mail: Mailbox, rows: int, lse_base: str) -> Tensor:
+    """The ranks' rows merged, FP32 [rows, heads, n]; both mailboxes are re-armed."""
+    weights = torch.stack([_consumed(lse_mail, source, rows) for source in range(lse_mail.ranks)])
+    parts = [_consumed(partial_mail, source, rows) for source in range(partial_mail.ranks)]
+    return merge_ranks(torch.stack(parts), weights, lse_base)[0]
 
 
 def _consumed(mail: Mailbox, source: int, rows: int) -> Tensor:

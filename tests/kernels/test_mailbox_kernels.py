@@ -39,6 +39,9 @@ FORMS = [
     ("dcp_value", {"pushes": True}, True, True),
     ("dcp_value", {"pushes": True, "half": "publish"}, True, False),
     ("dcp_value", {"pushes": True, "half": "collect"}, False, True),
+    ("dcp_value_projected", {}, True, True),
+    ("dcp_value_projected", {"half": "publish"}, True, False),
+    ("dcp_value_projected", {"half": "collect"}, False, True),
     ("o_proj", {}, True, False),
     ("o_proj", {"two_shot": True}, True, False),
     ("o_reduce", {}, False, True),
@@ -55,7 +58,7 @@ FORMS = [
 ]
 NAMES = tuple(dict.fromkeys(name for name, *_ in FORMS))
 MAILBOXES = {"q_mail", "candidates", "partial_mail", "lse_mail", "o_mail", "o_gather"}
-REARMS = {"topk_merge", "dcp_value", "o_reduce"}
+REARMS = {"topk_merge", "dcp_value", "dcp_value_projected", "o_reduce"}
 
 
 def rendered(folder: Path, geometry: str, **options) -> None:
@@ -163,7 +166,8 @@ def test_rendered_files_are_clean(folders, geometry):
 
 def test_a_query_of_two_bytes_is_sent(tmp_path):
     rendered(tmp_path, "kimi", cache_format="fp8_ds_mla")
-    for name in ("mla_query", "mla_query_split", "query_wait", "dcp_value"):
+    senders = ("mla_query", "mla_query_split", "dcp_value", "dcp_value_projected")
+    for name in (*senders, "query_wait"):
         module = load(tmp_path / f"{name}.py")
         specs = {s.name: s for s in operands_of(module, kernel_of(module, name)) if s}
         assert specs.get("q_mail") is None or specs["q_mail"].dtype == "bf16"
@@ -214,6 +218,9 @@ def test_flags_are_checked(modules):
         ("dcp_value", {"half": "both"}, "half is 'both'; choose from whole, publish, collect"),
         ("dcp_value", {"lse_base": "10"}, "lse_base is '10'; choose 2 or e"),
         ("dcp_value", {"sigmoid": "soft"}, "unknown sigmoid 'soft'"),
+        ("dcp_value_projected", {"half": "both"}, "half is 'both'; choose from whole, publish"),
+        ("dcp_value_projected", {"lse_base": "10"}, "lse_base is '10'; choose 2 or e"),
+        ("dcp_value_projected", {"sigmoid": "soft"}, "unknown sigmoid 'soft'"),
         ("o_reduce", {"half": "both"}, "half is 'both'; choose from whole, publish, collect"),
         ("o_reduce", {"rank": 8}, r"rank 8 is outside 0\.\.7"),
         ("o_reduce", {"round_mix": "fp16"}, "round_mix is 'fp16'; choose from fp32, bf16"),
@@ -227,8 +234,9 @@ def test_flags_are_checked(modules):
 
 
 def test_what_has_to_run_at_once_is_known(modules):
-    """A cluster that waits and one that sends; a CTA a head; whatever there is."""
-    needed = {"mla_query": 16, "dcp_value": 12, "o_reduce": 1}
+    """A cluster that waits and one that sends; a CTA a head, of this rank or of all; whatever
+    there is."""
+    needed = {"mla_query": 16, "dcp_value": 12, "dcp_value_projected": 96, "o_reduce": 1}
     for name, ctas in needed.items():
         kernel = kernel_of(modules["kimi", name], name)
         assert kernel.resident_ctas(64) == ctas

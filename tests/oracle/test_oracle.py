@@ -40,7 +40,7 @@ from kpipe.runtime.oracle.number_formats import (
     round_bf16,
     round_e4m3,
 )
-from kpipe.runtime.oracle.result import Result
+from kpipe.runtime.oracle.result import Result, Rounding
 
 ALL_BYTES = torch.arange(256, dtype=torch.uint8)
 LENGTHS = (37, 0, 3, 16, 150)
@@ -364,6 +364,24 @@ def test_sharded_contexts_differ_by_the_rank_rounding_only() -> None:
     empty = sharded.partial_lse == -math.inf
     assert empty[:, plain.active].any() and (sharded.partials[empty] == 0).all()
     assert torch.equal(_layer(tp=1, interleave=4).latent, plain.latent)
+
+
+def test_values_may_be_merged_in_place_of_latents() -> None:
+    exact = Rounding(merged=False, value=False)
+    named = {"tp": 4, "interleave": 4}
+    latents, values = (
+        _layer(**named, rounding=exact, sends_values=sends) for sends in (False, True)
+    )
+    # W_UV is linear: only where it is rounded makes a difference.
+    assert relative_error(values.values, latents.values) < 1e-12
+    rounded = _layer(**named, sends_values=True)
+    assert 0 < relative_error(rounded.values, values.values) < 2.0**-8
+    assert torch.equal(rounded.values, round_bf16(rounded.values))
+    assert not torch.equal(rounded.values, _layer(**named).values)
+    once = _layer(tp=1, interleave=1, sends_values=True)
+    assert torch.equal(once.values, _layer(tp=1).values)
+    with pytest.raises(ValueError, match="without `interleave` there is none"):
+        _layer(tp=4, sends_values=True)
 
 
 def test_output_over_ranks() -> None:

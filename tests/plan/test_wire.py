@@ -22,6 +22,7 @@ from kpipe.codegen.plan.wire import alternatives, count, posts
 from kpipe.codegen.plan.wire_report import Durations, wire_report
 
 Plans = dict[str, PipelinePlan]
+VARIANT = "variants: {dcp_value: dcp_value_projected}"
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,27 @@ def test_other_formats_are_sized_from_what_is_sent(plans: Plans) -> None:
             2 * 7 * 7168 * 2 // 8,
         ]
         assert next(iter(found)) == "q_mail as bf16"
+
+
+def test_rows_behind_w_uv_carry_what_was_computed(tmp_path: Path) -> None:
+    """What one plan computes of the other format is what the other one sends."""
+    edits = (
+        ("[dcp, rows_cap, heads, kv_lora], dtype", "[dcp, rows_cap, heads, v_dim], dtype"),
+        ("value:      {ops: [dcp_value]}", f"value: {{ops: [dcp_value], {VARIANT}}}"),
+    )
+    make_project(tmp_path, [("dsa_dcp.yaml", old, new) for old, new in edits])
+    shipped = plan_of(make_project(tmp_path / "shipped"), "dsa_dcp")
+    sent, other = {}, {}
+    for name, plan in (("latents", shipped), ("values", plan_of(tmp_path, "dsa_dcp"))):
+        found = posts(plan, step_of(plan, 16))
+        sent[name] = {post.mailbox: post.sent for post in found}
+        other[name] = {a.what: a.sent for a in alternatives(plan, found)}
+    assert sent["values"] == {**sent["latents"], "partial_mail": 7 * 12 * 128 * 2}
+    behind = "partial_mail by dcp_value_projected: behind W_UV of all heads, bf16"
+    ahead = "partial_mail by dcp_value: ahead of W_UV of own heads, bf16"
+    assert other["latents"][behind] == sent["values"]["partial_mail"]
+    assert other["values"][ahead] == sent["latents"]["partial_mail"]
+    assert ahead not in other["latents"] and behind not in other["values"]
 
 
 def test_launches_beside_collectives(plans: Plans) -> None:

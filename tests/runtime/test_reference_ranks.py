@@ -61,12 +61,12 @@ def test_empty_ranks_weigh_nothing(base: str, empty: float) -> None:
     assert (row, lse) == (0.0, -math.inf)
 
 
-def boxes(comm: RankComm, rows: int, parity: int = 0) -> dict[str, Mailbox]:
-    """One parity of every mailbox of the layer, one spare row in each."""
+def boxes(comm: RankComm, rows: int, parity: int = 0, width: int = KV_LORA) -> dict[str, Mailbox]:
+    """One parity of every mailbox of the layer, one spare row in each; `width` of partial rows."""
     ranks, cap, hidden, top_k = comm.ranks, rows + 1, 8, 6
     shapes = {
         "q_mail": ((cap, ranks * HEADS, KV_LORA + PE), E4M3, ALL_ONES),
-        "partial_mail": ((ranks, cap, HEADS, KV_LORA), BF16, NEG_ZERO_PAIR),
+        "partial_mail": ((ranks, cap, HEADS, width), BF16, NEG_ZERO_PAIR),
         "lse_mail": ((ranks, cap, HEADS), torch.float32, ALL_ONES),
         "candidates": ((ranks, cap, top_k, 2), torch.int32, ALL_ONES),
         "o_mail": ((ranks, cap, hidden), BF16, NEG_ZERO_PAIR),
@@ -285,6 +285,40 @@ def test_sharded_attention_equals_the_unsharded(ranks: int, interleave: int, len
         if count == 0:
             assert bool((found == 0).all())
     assert all(torch.equal(a, b) for a, b in zip(pushed, fused, strict=True))
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 9, 40])
+@pytest.mark.parametrize(("ranks", "lse_base"), [(1, "2"), (2, "2"), (4, "e")])
+def test_values_sent_are_merged_as_they_are(ranks: int, lse_base: str, length: int) -> None:
+    """W_UV of all heads ahead of the push, each value rounded; the merge weighs and rounds once."""
+    noisy = noise(ranks, 2, 4 * HEADS, KV_LORA, seed=11)[:, :, : ranks * HEADS]
+    lse = torch.randn(ranks, 2, ranks * HEADS, generator=torch.Generator().manual_seed(12))
+    valid = torch.tensor([[(row + rank) % 3 for row in range(2)] for rank in range(ranks)])
+    weights = noise(4 * HEADS, V_DIM, KV_LORA, seed=13)[: ranks * HEADS]
+    gate = noise(2, ranks * HEADS * V_DIM, seed=14)
+
+    def step(comm: RankComm) -> Tensor:
+        box, rank = boxes(comm, 2, width=V_DIM), comm.rank
+        mails = [box[name] for name in ("q_mail", "partial_mail", "lse_mail")]
+        rows, counts = noisy[rank].clone(), valid[rank].int()
+        rows[counts == 0] = math.nan
+        columns = slice(rank * HEADS * V_DIM, (rank + 1) * HEADS * V_DIM)
+        out = torch.full((2, HEADS * V_DIM), math.nan).to(BF16)
+        given = (rows, lse[rank], counts, gate[:, columns], torch.tensor([length]), *mails, out)
+        shard = Shard(rank, ranks, 1)
+        value.dcp_value_projected(*given, w_uv_all=weights, shard=shard, lse_base=lse_base)
+        assert all(armed(mail) for mail in mails)
+        return out
+
+    found = torch.cat(VirtualRanks(ranks).run(step), 1).double()
+    sent = torch.einsum("srhl,hvl->srhv", noisy.double(), weights.double()).bfloat16().double()
+    log = math.log(2.0) if lse_base == "2" else 1.0
+    power = torch.where(valid[..., None] > 0, lse.double() * log, -math.inf)
+    share = torch.softmax(power, 0).nan_to_num(0.0)[..., None]
+    merged = (share * sent).sum(0).bfloat16().double().flatten(1)
+    expected = merged * torch.sigmoid(gate.double())
+    expected[: 2 - min(length, 2)] = 0.0
+    assert torch.allclose(found, expected, rtol=2.0**-7, atol=1e-6)
 
 
 @pytest.mark.parametrize("point", ["merged", "value"])

@@ -94,6 +94,30 @@ def test_parities_of_an_unknown_mailbox() -> None:
         shipped("fork").with_parities("mail", 1)
 
 
+@pytest.mark.parametrize("rows", [1, 32, 64])
+def test_rows_behind_w_uv_travel_by_the_same_protocol(tmp_path: Path, rows: int) -> None:
+    """Its own op re-arms, publishes and polls as dcp_value does, and is explored alike."""
+    variant = "value: {ops: [dcp_value], variants: {dcp_value: dcp_value_projected}}"
+    pipeline = plan_edited(
+        tmp_path,
+        "dsa_dcp",
+        ("[dcp, rows_cap, heads, kv_lora], dtype", "[dcp, rows_cap, heads, v_dim], dtype"),
+        ("value:      {ops: [dcp_value]}", variant),
+    )
+    step = next(p for p in pipeline.plans if (p.arch, p.q, p.rows) == ("sm_90a", 1, rows))
+    protocol = protocol_of(step, pipeline)
+    ops = {op.name: op for op in protocol.ops}
+    value = next(op for op in shipped("fork").ops if op.name == "dcp_value")
+    assert ops["dcp_value_projected"].uses == value.uses
+    for bounds in bounds_to_check(protocol, 3):
+        assert explore(protocol, bounds).proved
+    single = explore(protocol.with_parities("partial_mail", 1), Bounds(2, 4, 1))
+    assert (
+        single.proved
+        == explore(shipped("fork").with_parities("partial_mail", 1), Bounds(2, 4, 1)).proved
+    )
+
+
 def test_a_core_that_pushes_leaves_only_the_merge_to_the_value_op(tmp_path: Path) -> None:
     pipeline = plan_edited(
         tmp_path,
