@@ -19,11 +19,12 @@ from kpipe.runtime.tune_compile import kernels_of
 from kpipe.runtime.tune_plan import Plan, read_plan
 
 LAYERS, CONTEXT = 3, 200
+SMS = 120  # not what kernels take by themselves
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    monkeypatch.setattr("kpipe.runtime.comm.device_ranks.multiprocessors", lambda device: 132)
+    monkeypatch.setattr("kpipe.runtime.comm.device_ranks.multiprocessors", lambda device: SMS)
     monkeypatch.setattr("kpipe.runtime.host.launch.arch_of", lambda device: "sm_90a")
     return Device(monkeypatch)
 
@@ -86,7 +87,7 @@ def test_what_is_compiled_ahead_is_what_a_rank_alone_launches(plan, device, monk
             }
             assert {one.half for one in device.launched} == {"whole"}
             assert {one.flags.get("rank", 0) for one in device.launched} == {0}
-            assert {one.flags.get("resident", 132) for one in device.launched} == {132}
+            assert {one.flags.get("resident", SMS) for one in device.launched} == {SMS}
     assert {step.rows for step in plan.steps} == {3, 64}
 
 
