@@ -14,14 +14,16 @@ ranks.  It bounds a rank's work from above: a launch that sends and polls is mad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kpipe.runtime.bench_inputs import TimedLayer, make_inputs, prepared
 from kpipe.runtime.comm.device_ranks import DeviceComm, DeviceRanks
+from kpipe.runtime.comm.mailbox import MailboxSpec
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.memory import Scratch
 from kpipe.runtime.sharding import Shard
@@ -30,6 +32,14 @@ NOTE = "peer stores stay on this GPU: no NVLink in these times, and no rank is l
 LOCKSTEP = "lockstep"
 """What the time of all ranks in lockstep, divided by the ranks, is called among the times."""
 PARITIES = 2
+
+
+class Box(Protocol):
+    """One parity of a mailbox of a rank, on a device or on the host."""
+
+    name: str
+    spec: MailboxSpec
+    local: Tensor
 
 
 class Witness:
@@ -61,9 +71,9 @@ class Witness:
                 self.words[box.name] = words.clone()
 
 
-def bring(words: Mapping[str, Tensor], comm: DeviceComm, rows: int) -> None:
-    """The first `rows` rows of `words` come into every mailbox of a rank, in stream order."""
-    for box in comm.boxes.values():
+def bring(words: Mapping[str, Tensor], boxes: Iterable[Box], rows: int) -> None:
+    """The first `rows` rows of `words` come into every one of these mailboxes, in stream order."""
+    for box in boxes:
         if box.name in words:
             axis = box.spec.rows_axis
             target = box.local.view(torch.int32).narrow(axis, 0, rows)
@@ -149,7 +159,7 @@ class RankBench:
 
         def bring_words() -> None:
             for comm in dict.fromkeys(comms):
-                bring(words, comm, rows)
+                bring(words, comm.boxes.values(), rows)
 
         return RankLayers(tuple(layers), bring_words)
 

@@ -2,9 +2,10 @@
 
 Modes and tiles are timed as whole captured layers, chained, with weights and caches of their own:
 what a tile leaves of shared memory decides how early the next launch starts, and that shows in
-the layer only.  The candidates of a step are all captured first, then replayed
-in rounds, each in another order, so that a machine that drifts drifts for all of them.  Results
-are appended as they come; the same command goes on where it was stopped.
+the layer only.  Of ranks that exchange words rank 0 is timed alone.  The candidates of a step are
+all captured first, then replayed in rounds, each in another order, so that a machine that drifts
+drifts for all of them.  Results are appended as they come; the same command goes on where it was
+stopped.
 """
 
 from __future__ import annotations

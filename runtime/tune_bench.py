@@ -14,69 +14,87 @@ import torch
 from torch import Tensor
 
 from kpipe.runtime.bench import LAYERS, REPLAYS, captured, replay_us
-from kpipe.runtime.bench_inputs import TimedLayer, build
+from kpipe.runtime.bench_inputs import Inputs, TimedLayer, make_inputs
+from kpipe.runtime.bench_ranks import NOTE
 from kpipe.runtime.evidence import versions
 from kpipe.runtime.generated_folder import layer_in, load_layer
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.memory import Scratch
 from kpipe.runtime.metadata import LayerError
+from kpipe.runtime.sharding import Shard
 from kpipe.runtime.tune_compile import compile_ahead, kernels_of
+from kpipe.runtime.tune_peers import Peers
 from kpipe.runtime.tune_plan import Candidate, Plan, Step
 
 
 def header(plan: Plan, schema: str) -> dict[str, Any]:
-    """The first line of a file of results: the machine, what is timed, and the whole plan."""
+    """The first line of a file of results: the machine, what is timed, and the whole plan.
+
+    Raises LayerError for a folder without a layer.
+    """
+    layer = load_layer(plan.folder)
+    alone = f"; rank 0 of {layer.RANKS} alone, {NOTE}" if layer.CONTEXT_PARALLEL else ""
     return {
         "schema": schema,
         "gpu": torch.cuda.get_device_name(),
         "arch": plan.arch,
         "date": date.today().isoformat(),
         "versions": versions(),
-        "metric": f"us of one of {LAYERS} captured layers; median of {REPLAYS} replays",
+        "metric": f"us of one of {LAYERS} captured layers; median of {REPLAYS} replays{alone}",
         "plan": plan.document,
     }
 
 
+Run = Callable[[], object]
+
+
+def _graph_of(run: Run) -> Run:
+    """A replay of a run, so that the device does not wait for the host behind it."""
+    return captured([run]).replay
+
+
 @dataclass(frozen=True)
 class Machine:
-    """Where layers run and how a chain of runs is timed; the default is this machine's GPU."""
+    """Where layers run and how a chain of runs is timed; the default is this machine's GPU.
+
+    `capture` makes a graph of runs and `replay_us` times one of them, with what comes ahead of each
+    replay as `before`; `graphed` makes one run fit to be that.
+    """
 
     device: str = "cuda"
     backend: str = "cuda"
-    capture: Callable[[Sequence[Callable[[], object]]], Any] = captured
-    replay_us: Callable[[Any, int], float] = replay_us
+    capture: Callable[..., Any] = captured
+    replay_us: Callable[..., float] = replay_us
+    graphed: Callable[[Run], Run] = _graph_of
     synchronize: Callable[[], object] = torch.cuda.synchronize
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A candidate in one graph of `runs` runs."""
+    """A candidate in one graph of `runs` runs; `before` comes ahead of each replay."""
 
     graph: Any
     runs: int
     difference: float
     machine: Machine
+    before: Run | None = None
 
     def us(self) -> float:
         """Median microseconds of one run."""
-        return self.machine.replay_us(self.graph, self.runs)
+        return self.machine.replay_us(self.graph, self.runs, before=self.before)
 
 
 class DeviceBench:
     """The candidates of one plan; steps of one (q, rows) share weights, caches and tensors.
 
-    Raises LayerError for a folder without a layer, for another architecture than the plan's, and
-    for a layer whose ranks exchange data.
+    Of a layer whose ranks exchange data rank 0 runs, with words that are made up once a (q, rows)
+    and lengths.  Raises LayerError for a folder without a layer, and for another architecture than
+    the plan's.
     """
 
     def __init__(self, plan: Plan, machine: Machine | None = None, layers: int = LAYERS) -> None:
         self.plan, self.machine, self.layers = plan, machine or Machine(), layers
         self.base = load_layer(plan.folder)
-        if self.base.CONTEXT_PARALLEL:
-            raise LayerError(
-                f"{self.base.NAME}: its ranks exchange data, and one rank alone cannot be timed; "
-                "tune a layer without context parallelism"
-            )
         if self.machine.backend == "cuda":
             from kpipe.runtime.host.launch import arch_of
 
@@ -84,8 +102,12 @@ class DeviceBench:
             if arch != plan.arch:
                 raise LayerError(f"the plan is for {plan.arch}, this machine is {arch}")
         self._place: tuple[int, int] = (0, 0)
-        self._inputs: list[TimedLayer] = []
+        self._inputs: list[Inputs] = []
         self._scratch = Scratch(self.machine.device)
+        self._shard, self._peers = Shard(), None
+        if self.base.CONTEXT_PARALLEL:
+            self._shard = Shard(0, self.base.RANKS, self.base.INTERLEAVE)
+            self._peers = Peers(self.base, layers, self.machine.device, self.machine.backend)
 
     def layer_class(self, step: Step, candidate: Candidate) -> type[Layer]:
         """The class of a candidate: its module's, cut down to the step, with the tile in place."""
@@ -114,6 +136,7 @@ class DeviceBench:
                 outputs = outputs or found
                 ready[name] = self._captured(layers, difference(found, outputs))
             except Exception as error:  # a candidate that cannot run is a result
+                error = next(iter(self._peers.timeouts() if self._peers else ()), error)
                 ready[name] = f"{type(error).__name__}: {error}"
                 if name == step.present or not self.alive():
                     break  # nothing to compare with, or nothing that could run
@@ -132,11 +155,12 @@ class DeviceBench:
         self, steps: Sequence[Step], jobs: int, say: Callable[[str], None]
     ) -> Iterator[None]:
         """Inside, the kernels of these steps are compiled, as far as other processes could."""
+        comm = self._comm(0)
         kernels = [
             found
             for step in steps
             for candidate in step.candidates
-            for found in kernels_of(self.layer_class(step, candidate), self.plan.arch)
+            for found in kernels_of(self.layer_class(step, candidate), self.plan.arch, comm)
         ]
         with compile_ahead(self.plan.folder, kernels, self.plan.arch, jobs, say):
             yield
@@ -145,37 +169,33 @@ class DeviceBench:
         if self._place == (step.q, step.rows):
             return
         self._inputs.clear()
+        if self._peers:
+            self._peers.forget()
         gc.collect()
-        self._inputs = build(
-            self._whole(step) if step.op else self.layer_class(step, step.candidates[0]),
-            arch=self.plan.arch,
-            rows=step.rows,
-            q=step.q,
-            context=self.plan.context,
-            count=self.layers,
-            device=self.machine.device,
-            backend=self.machine.backend,
-        )
+        generator = torch.Generator(self.machine.device).manual_seed(0)
+        where = step.rows, step.q, self.plan.context, generator, self._shard
+        self._inputs += [make_inputs(self.base, *where) for _ in range(self.layers)]
         self._place = (step.q, step.rows)
 
-    def _whole(self, step: Step) -> type[Layer]:
-        """The layer of a tile step as the spec has it."""
-        return self._cut(step, step.module, step.method, {})
+    def _comm(self, number: int) -> Any:
+        """The layer's end of its group; None for a layer whose ranks exchange nothing."""
+        return self._peers.comm(number) if self._peers else None
 
     def _bound(self, layer_class: type[Layer]) -> list[TimedLayer]:
         """Layers of that class on the weights, caches and tensors of the step's inputs."""
         found = []
-        for number, one in enumerate(self._inputs):
+        for number, inputs in enumerate(self._inputs):
             layer = layer_class()
             layer.prepare(
-                one.inputs.weights,
-                one.inputs.caches,
+                inputs.weights,
+                inputs.caches,
                 backend=self.machine.backend,
                 arch=self.plan.arch,
                 layer=number,
                 scratch=self._scratch,
+                comm=self._comm(number),
             )
-            found.append(TimedLayer(layer, one.step, one.inputs))
+            found.append(TimedLayer(layer, inputs.step, inputs))
         return found
 
     def _outputs(self, layers: Sequence[TimedLayer]) -> list[Tensor]:
@@ -197,6 +217,8 @@ class DeviceBench:
 
     def _run(self, layers: Sequence[TimedLayer]) -> list[Tensor]:
         """One step of each layer, from outputs that held NaN."""
+        if self._peers:
+            self._peers.words(layers)()
         for one in layers:
             one.step.out.fill_(torch.nan)
             one.run()
@@ -205,7 +227,9 @@ class DeviceBench:
 
     def _captured(self, layers: Sequence[TimedLayer], difference: float) -> Captured:
         runs = [one.run for one in layers]
-        return Captured(self.machine.capture(runs), len(runs), difference, self.machine)
+        before = self.machine.graphed(self._peers.words(layers)) if self._peers else None
+        graph = self.machine.capture(runs, before=before)
+        return Captured(graph, len(runs), difference, self.machine, before)
 
 
 def difference(found: Sequence[Tensor], present: Sequence[Tensor]) -> float:
@@ -216,5 +240,7 @@ def difference(found: Sequence[Tensor], present: Sequence[Tensor]) -> float:
     return next((d for d in distances if d != d), max(distances))
 
 
-host_machine = partial(Machine, "cpu", "reference", synchronize=lambda: None)
+host_machine = partial(
+    Machine, "cpu", "reference", graphed=lambda run: run, synchronize=lambda: None
+)
 """A machine without a GPU; it takes how runs are captured and timed, by name."""

@@ -25,8 +25,11 @@ MOST = 16  # processes
 _LOADED: list[Any] = []  # modules of object files, for as long as the process lives
 
 
-def kernels_of(layer_class: type[Layer], arch: str) -> list[Any]:
-    """The kernel objects that a layer can launch there; those that refuse a tile are left out."""
+def kernels_of(layer_class: type[Layer], arch: str, comm: Any = None) -> list[Any]:
+    """The kernel objects that a layer can launch there; those that refuse a tile are left out.
+
+    `comm` is the rank's end of its group where ranks exchange data; it decides flags.
+    """
     from kpipe.runtime.host.launch import unbound_op
 
     ops = {op.name: op for op in layer_class.OPS if op.kernel}
@@ -36,7 +39,7 @@ def kernels_of(layer_class: type[Layer], arch: str) -> list[Any]:
             for call in recorded(layer_class(), method, rows):
                 if call.op not in ops:
                     continue
-                ready = unbound_op(layer_class, ops[call.op], arch)
+                ready = unbound_op(layer_class, ops[call.op], arch, comm)
                 try:
                     found.append(ready.kernel(rows, call.flags))
                 except ValueError:

@@ -79,7 +79,8 @@ def record(
         key, gone = step["key"], (failed or {}).get(step["key"], "")
         if gone:
             found.append({"step": key, "failed": gone, "error": "ValueError: no room"})
-        name, us = faster.get(key, ("", STEADY))
+        name, us = faster.get(key, (step["present"], STEADY))
+        assert name in [one["name"] for one in step["candidates"]], f"{key}: no candidate {name}"
         for number in range(ROUNDS):
             times = {}
             for one in step["candidates"]:

@@ -56,8 +56,6 @@ def run_plan(spec: str, out: str, options: Options, color: str) -> int:
     _write_plan(tuning, Path(out))
     for line in _plan_lines(tuning):
         click.echo(line)
-    for note in tuning.notes:
-        click.echo(f"{spec}: {note}", err=True)
     place = display(Path(out))
     where = "on the machine with the GPU: python3 -m kpipe.runtime.tune"
     click.echo(f"{where} {place} --out results.json", err=True)
@@ -102,6 +100,7 @@ def _plan_lines(tuning: Tuning) -> list[str]:
         counts = ", ".join(map(str, step.stands_for))
         rows.append((step.key, counts, "; ".join(one.name for one in step.candidates)))
     lines = [f"{tuning.pipeline}: {tuning.arch}, {tuning.context} keys a request"]
+    lines += [line for note in tuning.notes for line in wrapped(note)]
     lines += aligned(rows, "  ")
     left = [(step.key, one) for step in tuning.steps for one in step.left_out]
     if left:

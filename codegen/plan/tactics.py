@@ -27,7 +27,8 @@ def tactics_of(
 ) -> tuple[tuple[str, int, Tactic], ...]:
     """(arch, most rows, fields) of an op for every declared row count, whatever the modes select.
 
-    `rows` are the counts by query length; counts that are tiled alike are one entry.
+    `rows` are the counts by query length; counts that are tiled alike are one entry.  Without
+    fields, for the kernel's own, are only entries with another one behind them.
     """
     slot = next((slot for slot in slots if contract.name in slot.choices), None)
     if slot is None:
@@ -40,4 +41,6 @@ def tactics_of(
             if found and found[-1][0] == arch and found[-1][2] == tactic:
                 found.pop()
             found.append((arch, count, tactic))
-    return tuple(entry for entry in found if entry[2])
+        if not found[-1][2]:
+            found.pop()
+    return tuple(found)

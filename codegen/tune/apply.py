@@ -332,7 +332,8 @@ class _Writer:
 
     def _origin(self, metric: str) -> str:
         run = f"{self.results.gpu}, {self.results.date}, {_plain(self.results.name)}"
-        return f"{MARK}{self.wanted.arch} by {metric}; {run}"
+        of = " of one rank" if self.wanted.plan.context_parallel else ""
+        return f"{MARK}{self.wanted.arch} by {metric}{of}; {run}"
 
     def _comment(self, line: int, metric: str) -> None:
         """Where the numbers come from, above the line of the table's key."""

@@ -106,7 +106,7 @@ class CandidateMode:
 class Tuning:
     """A plan: what `kpipe.runtime.tune` reads, and the files that it runs.
 
-    `notes` are for whoever plans; they are not part of the document.
+    `notes` say what is not in the times.
     """
 
     pipeline: str
@@ -127,6 +127,7 @@ class Tuning:
             "spec": self.spec,
             "arch": self.arch,
             "context": self.context,
+            "notes": list(self.notes),
             "made_from": dict(self.made_from),
             "modes": {mode.name: _mode_json(mode) for mode in self.modes},
             "steps": [_step_json(step) for step in self.steps],

@@ -35,7 +35,10 @@ from kpipe.codegen.tune.modes import (
 )
 from kpipe.codegen.tune.tiles import tile_candidates
 
-ALONE = "its ranks exchange data: `kpipe.runtime.tune` times one rank alone and will refuse it"
+ALONE = (
+    "rank 0 of {ranks} is timed alone: what its peers send is there when it polls, so that NVLink "
+    "and ranks that are late are not in these times"
+)
 
 Steps = Mapping[tuple[int, int], StepPlan]  # by (q, rows), of one architecture
 
@@ -67,7 +70,7 @@ def plan_tuning(path: str, texts: dict[str, str], options: Options, tick: Tick) 
         used,
         _in_order(named, tiles, options),
         made_from(resolved, plan),
-        (ALONE,) if plan.context_parallel else (),
+        (ALONE.format(ranks=plan.parallel["tp"]),) if plan.context_parallel else (),
         files=_files(path, proved, used, lists),
     )
 
@@ -206,8 +209,6 @@ def _tile_steps(
         launches = {launch.op: launch for launch in steps[q, rows].launches}
         for launch in launches.values():
             if not launch.contract.tile_values or not plan.kernel(launch.contract):
-                continue
-            if launch.contract.polls:  # alone it would wait for words that nobody sends
                 continue
             arch = steps[q, rows].arch
             alike = _tactic_of(plan, launch, arch)

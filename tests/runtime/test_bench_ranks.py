@@ -98,7 +98,8 @@ def test_words_come_into_both_parities_and_no_further_than_the_rows() -> None:
     comm = group.rank(0)
     boxes = [comm.mailbox(ROWS, parity) for parity in (0, 1)]
     other = comm.mailbox(GATHER, 0)
-    bring({"rows": torch.full((RANKS, 4, 8), 7, dtype=torch.int32)}, comm, 2)
+    words = {"rows": torch.full((RANKS, 4, 8), 7, dtype=torch.int32)}
+    bring(words, comm.boxes.values(), 2)
     for box in boxes:
         words = box.local.view(torch.int32)
         assert (words[:, :2] == 7).all() and (words[:, 2:] == -1).all()

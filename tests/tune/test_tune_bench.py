@@ -36,12 +36,13 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 def bench_of(plan: Plan) -> DeviceBench:
     """A bench on the CPU, for which a chain takes 10 us and one more for every run in it."""
 
-    def capture(runs: Sequence[Callable[[], object]]) -> int:
+    def capture(runs: Sequence[Callable[[], object]], before: object) -> int:
+        assert before is None
         for run in runs:
             run()
         return len(runs)
 
-    machine = host_machine(capture=capture, replay_us=lambda graph, runs: 10.0 + graph)
+    machine = host_machine(capture=capture, replay_us=lambda graph, runs, before: 10.0 + graph)
     return DeviceBench(plan, machine, layers=LAYERS)
 
 
