@@ -129,15 +129,21 @@ def _unused_keys(
             )
 
 
+def _extended(report: Report) -> tuple[str, ...]:
+    """Files below the one that declares the rows: it may declare fewer of them than they did."""
+    source = report.source
+    declares = source.span("rows", "batches").path
+    return source.files[source.files.index(declares) + 1 :] if declares in source.files else ()
+
+
 def _rows(
     node: Node, where: str, declared: tuple[int, ...], report: Report
 ) -> tuple[tuple[RowRange | None, Cell], ...]:
     entries = node.entries if isinstance(node, Mapping) else None
     if entries is None or (entries and not any(_RANGE.match(e.key) for e in entries)):
         return ((None, Cell(node, node.span)),)
-    ranges, findings = check_table(
-        [(entry.key, entry.key_span) for entry in entries], declared, where, node.span
-    )
+    keys = [(entry.key, entry.key_span) for entry in entries]
+    ranges, findings = check_table(keys, declared, where, node.span, _extended(report))
     report.extend(findings)
     if findings:
         return ()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kpipe.codegen.diagnostics import Diagnostic, Span, subspan
@@ -121,11 +121,13 @@ def check_table(
     declared: Iterable[int],
     where: str,
     span: Span | None = None,
+    wider: Collection[str] = (),
 ) -> tuple[tuple[RowRange, ...], tuple[Diagnostic, ...]]:
     """Keys of one table, checked to be total over the declared row counts.
 
     `entries` are the keys as written with their places, `where` names the table in messages
-    ("overlap.table"), `span` is the table's own place, used when it has no key. Returns
+    ("overlap.table"), `span` is the table's own place, used when it has no key. Keys in the files
+    `wider` may select none of the rows: they were written for more of them. Returns
     (ranges, diagnostics), and one of the two is empty: the ranges ascend and their `entry` leads
     back to `entries`. Grammar errors (KP120) are reported alone, since a key that cannot be read
     would look like a gap; otherwise overlaps (KP122), unreachable keys (KP123) and the gap
@@ -144,7 +146,7 @@ def check_table(
     findings += _open_not_last(ranges, entries, where)
     if not findings:
         findings += _overlaps(ranges, entries, where)
-        findings += _unreachable(ranges, rows, entries, where)
+        findings += _unreachable(ranges, rows, entries, where, wider)
         findings += _gap(ranges, rows, entries, where, span)
     return ((), tuple(findings)) if findings else (tuple(ranges), ())
 
@@ -302,11 +304,16 @@ def _overlaps(
 
 
 def _unreachable(
-    ranges: list[RowRange], declared: list[int], entries: Sequence[tuple[str, Span]], where: str
+    ranges: list[RowRange],
+    declared: list[int],
+    entries: Sequence[tuple[str, Span]],
+    where: str,
+    wider: Collection[str],
 ) -> list[Diagnostic]:
     findings = []
     for rows in ranges:
-        if not any(row in rows for row in declared):
+        inherited = entries[rows.entry][1].path in wider
+        if not inherited and not any(row in rows for row in declared):
             known = format_rows(declared) or "none"
             message = f"{where}: `{rows}` selects none of the declared rows ({known})"
             help = 'delete the entry or declare its rows, for example `rows: {batches: "1-8, 16"}`'

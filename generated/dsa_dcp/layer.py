@@ -94,7 +94,7 @@ class DsaDcpLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:102
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -103,7 +103,7 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :75
+        )  # :102
         self.index_front(
             at.wk,
             at.wv,
@@ -114,11 +114,11 @@ class DsaDcpLayer(Layer):
             q_c=at.q_c,
             normalized=True,
             release=False,
-        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :75
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
+        )  # :102
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :102
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -127,8 +127,8 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :75 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
+        )  # :102 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :102 plain: polls `q_mail`
         self.sparse_decode(
             self.latent_kv,
             at.selected,
@@ -136,7 +136,7 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :75
+        )  # :102
         self.dcp_value(
             at.valid,
             at.gate,
@@ -149,16 +149,16 @@ class DsaDcpLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :75 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
+        )  # :102 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :102
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :102 plain: polls `o_mail`
 
     def _wait_index_gemm_dsa_index_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 3, 4 (q 1) on sm_90a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:102
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -167,8 +167,8 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :75
-        self.index_gemm(at.q_c, at.index_q)  # :75
+        )  # :102
+        self.index_gemm(at.q_c, at.index_q)  # :102
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -178,11 +178,11 @@ class DsaDcpLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :75
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
+        )  # :102
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :102
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -191,8 +191,8 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :75 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
+        )  # :102 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :102 plain: polls `q_mail`
         self.sparse_decode(
             self.latent_kv,
             at.selected,
@@ -200,7 +200,7 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :75
+        )  # :102
         self.dcp_value(
             at.valid,
             at.gate,
@@ -213,16 +213,16 @@ class DsaDcpLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :75 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
+        )  # :102 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :102
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :102 plain: polls `o_mail`
 
     def _wait_index_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1, 2 (q 1) on sm_100a.
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait prims_ts dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:102
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -231,7 +231,7 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :75
+        )  # :102
         self.index_front(
             at.wk,
             at.wv,
@@ -242,11 +242,11 @@ class DsaDcpLayer(Layer):
             q_c=at.q_c,
             normalized=True,
             release=False,
-        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :75
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
+        )  # :102
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :102
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -255,8 +255,8 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :75 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
+        )  # :102 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :102 plain: polls `q_mail`
         self.prims_ts(
             self.latent_kv,
             at.selected,
@@ -265,7 +265,7 @@ class DsaDcpLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :75 plain: reads `selected`, `q_mail` before its wait
+        )  # :102 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -279,16 +279,16 @@ class DsaDcpLayer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :75 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
+        )  # :102 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :102
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :102 plain: polls `o_mail`
 
     def _wait_index_gemm_dsa_index_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 3, 4 (q 1) on sm_100a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge query_wait prims_ts dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:102
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -297,8 +297,8 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :75
-        self.index_gemm(at.q_c, at.index_q)  # :75
+        )  # :102
+        self.index_gemm(at.q_c, at.index_q)  # :102
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -308,11 +308,11 @@ class DsaDcpLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :75
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
+        )  # :102
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :102
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -321,8 +321,8 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :75 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
+        )  # :102 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :102 plain: polls `q_mail`
         self.prims_ts(
             self.latent_kv,
             at.selected,
@@ -331,7 +331,7 @@ class DsaDcpLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :75 plain: reads `selected`, `q_mail` before its wait
+        )  # :102 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -345,9 +345,9 @@ class DsaDcpLayer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :75 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
+        )  # :102 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :102
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :102 plain: polls `o_mail`
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8, 16, 32 (q 1) and 4, 8, 16, 32 (q 4) on sm_90a.
@@ -356,10 +356,10 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -369,11 +369,11 @@ class DsaDcpLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -382,10 +382,10 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -394,7 +394,7 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :69
+        )  # :96
         self.dcp_value(
             at.valid,
             at.gate,
@@ -407,9 +407,9 @@ class DsaDcpLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :69 plain: polls `o_mail`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :96
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :96 plain: polls `o_mail`
 
     def _fork_sparse_decode_two_shot(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -418,10 +418,10 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -431,11 +431,11 @@ class DsaDcpLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -444,10 +444,10 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -456,7 +456,7 @@ class DsaDcpLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :69
+        )  # :96
         self.dcp_value(
             at.valid,
             at.gate,
@@ -469,9 +469,9 @@ class DsaDcpLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :69
-        # :69 plain: polls `o_mail`, `o_gather`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :96
+        # :96 plain: polls `o_mail`, `o_gather`
         self.o_reduce(at.o_mail, step.out, o_gather=at.o_gather, two_shot=True, pdl=False)
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
@@ -481,10 +481,10 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -494,11 +494,11 @@ class DsaDcpLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -507,10 +507,10 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv,
@@ -520,7 +520,7 @@ class DsaDcpLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :69 plain: reads `selected`, `q_mail` before its wait
+        )  # :96 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -534,9 +534,9 @@ class DsaDcpLayer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :69 plain: polls `o_mail`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :96
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :96 plain: polls `o_mail`
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -545,10 +545,10 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -558,11 +558,11 @@ class DsaDcpLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -571,10 +571,10 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -584,7 +584,7 @@ class DsaDcpLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :69 plain: reads `valid` before its wait
+        )  # :96 plain: reads `valid` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -597,9 +597,9 @@ class DsaDcpLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :69 plain: polls `o_mail`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :96
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :96 plain: polls `o_mail`
 
     def _fork_trtllm_gen_two_shot(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -608,10 +608,10 @@ class DsaDcpLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -621,11 +621,11 @@ class DsaDcpLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -634,10 +634,10 @@ class DsaDcpLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -647,7 +647,7 @@ class DsaDcpLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :69 plain: reads `valid` before its wait
+        )  # :96 plain: reads `valid` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -660,7 +660,7 @@ class DsaDcpLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :69
-        # :69 plain: polls `o_mail`, `o_gather`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :96
+        # :96 plain: polls `o_mail`, `o_gather`
         self.o_reduce(at.o_mail, step.out, o_gather=at.o_gather, two_shot=True, pdl=False)

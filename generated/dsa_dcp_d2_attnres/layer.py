@@ -78,7 +78,7 @@ class DsaDcpD2AttnresLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:102
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -87,7 +87,7 @@ class DsaDcpD2AttnresLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :75
+        )  # :102
         self.index_front(
             at.wk,
             at.wv,
@@ -98,11 +98,11 @@ class DsaDcpD2AttnresLayer(Layer):
             q_c=at.q_c,
             normalized=True,
             release=False,
-        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :75
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
+        )  # :102
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :102
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -111,8 +111,8 @@ class DsaDcpD2AttnresLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :75 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
+        )  # :102 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :102 plain: polls `q_mail`
         self.sparse_decode(
             self.latent_kv,
             at.selected,
@@ -120,7 +120,7 @@ class DsaDcpD2AttnresLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :75
+        )  # :102
         self.dcp_value(
             at.valid,
             at.gate,
@@ -133,8 +133,8 @@ class DsaDcpD2AttnresLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :75 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
+        )  # :102 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :102
         self.o_reduce(
             at.o_mail,
             step.out,
@@ -144,14 +144,14 @@ class DsaDcpD2AttnresLayer(Layer):
             add_prefix=True,
             mix_blocks=True,
             pdl=False,
-        )  # :75 plain: polls `o_mail`
+        )  # :102 plain: polls `o_mail`
 
     def _wait_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 2 (q 1) on sm_100a.
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait prims_ts dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:102
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -160,7 +160,7 @@ class DsaDcpD2AttnresLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :75
+        )  # :102
         self.index_front(
             at.wk,
             at.wv,
@@ -171,11 +171,11 @@ class DsaDcpD2AttnresLayer(Layer):
             q_c=at.q_c,
             normalized=True,
             release=False,
-        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :75
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
+        )  # :102
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :102
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -184,8 +184,8 @@ class DsaDcpD2AttnresLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :75 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
+        )  # :102 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :102 plain: polls `q_mail`
         self.prims_ts(
             self.latent_kv,
             at.selected,
@@ -194,7 +194,7 @@ class DsaDcpD2AttnresLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :75 plain: reads `selected`, `q_mail` before its wait
+        )  # :102 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -208,8 +208,8 @@ class DsaDcpD2AttnresLayer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :75 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
+        )  # :102 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :102
         self.o_reduce(
             at.o_mail,
             step.out,
@@ -219,7 +219,7 @@ class DsaDcpD2AttnresLayer(Layer):
             add_prefix=True,
             mix_blocks=True,
             pdl=False,
-        )  # :75 plain: polls `o_mail`
+        )  # :102 plain: polls `o_mail`
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 8, 16, 32 (q 1) and 8, 16, 32 (q 4) on sm_90a.
@@ -228,10 +228,10 @@ class DsaDcpD2AttnresLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -241,11 +241,11 @@ class DsaDcpD2AttnresLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -254,10 +254,10 @@ class DsaDcpD2AttnresLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -266,7 +266,7 @@ class DsaDcpD2AttnresLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :69
+        )  # :96
         self.dcp_value(
             at.valid,
             at.gate,
@@ -279,8 +279,8 @@ class DsaDcpD2AttnresLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :96
         self.o_reduce(
             at.o_mail,
             step.out,
@@ -290,7 +290,7 @@ class DsaDcpD2AttnresLayer(Layer):
             add_prefix=True,
             mix_blocks=True,
             pdl=False,
-        )  # :69 plain: polls `o_mail`
+        )  # :96 plain: polls `o_mail`
 
     def _fork_sparse_decode_two_shot(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -299,10 +299,10 @@ class DsaDcpD2AttnresLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -312,11 +312,11 @@ class DsaDcpD2AttnresLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -325,10 +325,10 @@ class DsaDcpD2AttnresLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -337,7 +337,7 @@ class DsaDcpD2AttnresLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :69
+        )  # :96
         self.dcp_value(
             at.valid,
             at.gate,
@@ -350,8 +350,8 @@ class DsaDcpD2AttnresLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :69
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :96
         self.o_reduce(
             at.o_mail,
             step.out,
@@ -363,7 +363,7 @@ class DsaDcpD2AttnresLayer(Layer):
             mix_blocks=True,
             two_shot=True,
             pdl=False,
-        )  # :69 plain: polls `o_mail`, `o_gather`
+        )  # :96 plain: polls `o_mail`, `o_gather`
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 8 (q 1) and 8 (q 4) on sm_100a.
@@ -372,10 +372,10 @@ class DsaDcpD2AttnresLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -385,11 +385,11 @@ class DsaDcpD2AttnresLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -398,10 +398,10 @@ class DsaDcpD2AttnresLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv,
@@ -411,7 +411,7 @@ class DsaDcpD2AttnresLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :69 plain: reads `selected`, `q_mail` before its wait
+        )  # :96 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -425,8 +425,8 @@ class DsaDcpD2AttnresLayer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :96
         self.o_reduce(
             at.o_mail,
             step.out,
@@ -436,7 +436,7 @@ class DsaDcpD2AttnresLayer(Layer):
             add_prefix=True,
             mix_blocks=True,
             pdl=False,
-        )  # :69 plain: polls `o_mail`
+        )  # :96 plain: polls `o_mail`
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -445,10 +445,10 @@ class DsaDcpD2AttnresLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -458,11 +458,11 @@ class DsaDcpD2AttnresLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -471,10 +471,10 @@ class DsaDcpD2AttnresLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -484,7 +484,7 @@ class DsaDcpD2AttnresLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :69 plain: reads `valid` before its wait
+        )  # :96 plain: reads `valid` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -497,8 +497,8 @@ class DsaDcpD2AttnresLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :96
         self.o_reduce(
             at.o_mail,
             step.out,
@@ -508,7 +508,7 @@ class DsaDcpD2AttnresLayer(Layer):
             add_prefix=True,
             mix_blocks=True,
             pdl=False,
-        )  # :69 plain: polls `o_mail`
+        )  # :96 plain: polls `o_mail`
 
     def _fork_trtllm_gen_two_shot(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -517,10 +517,10 @@ class DsaDcpD2AttnresLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -530,11 +530,11 @@ class DsaDcpD2AttnresLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -543,10 +543,10 @@ class DsaDcpD2AttnresLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -556,7 +556,7 @@ class DsaDcpD2AttnresLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :69 plain: reads `valid` before its wait
+        )  # :96 plain: reads `valid` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -569,8 +569,8 @@ class DsaDcpD2AttnresLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :69
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :96
         self.o_reduce(
             at.o_mail,
             step.out,
@@ -582,4 +582,4 @@ class DsaDcpD2AttnresLayer(Layer):
             mix_blocks=True,
             two_shot=True,
             pdl=False,
-        )  # :69 plain: polls `o_mail`, `o_gather`
+        )  # :96 plain: polls `o_mail`, `o_gather`

@@ -78,7 +78,7 @@ class DsaDcpD2ProjectedLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait sparse_decode dcp_value_projected o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:102
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -87,7 +87,7 @@ class DsaDcpD2ProjectedLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :75
+        )  # :102
         self.index_front(
             at.wk,
             at.wv,
@@ -98,11 +98,11 @@ class DsaDcpD2ProjectedLayer(Layer):
             q_c=at.q_c,
             normalized=True,
             release=False,
-        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :75
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
+        )  # :102
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :102
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -111,8 +111,8 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :75 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
+        )  # :102 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :102 plain: polls `q_mail`
         self.sparse_decode(
             self.latent_kv,
             at.selected,
@@ -120,7 +120,7 @@ class DsaDcpD2ProjectedLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :75
+        )  # :102
         self.dcp_value_projected(
             at.partial,
             at.partial_lse,
@@ -132,16 +132,16 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.lse_mail,
             at.gated,
             pdl=False,
-        )  # :75 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
+        )  # :102 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :102
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :102 plain: polls `o_mail`
 
     def _wait_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 2 (q 1) on sm_100a.
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait prims_ts dcp_value_projected o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:102
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -150,7 +150,7 @@ class DsaDcpD2ProjectedLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :75
+        )  # :102
         self.index_front(
             at.wk,
             at.wv,
@@ -161,11 +161,11 @@ class DsaDcpD2ProjectedLayer(Layer):
             q_c=at.q_c,
             normalized=True,
             release=False,
-        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :75
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
+        )  # :102
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :102
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -174,8 +174,8 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :75 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
+        )  # :102 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :102 plain: polls `q_mail`
         self.prims_ts(
             self.latent_kv,
             at.selected,
@@ -184,7 +184,7 @@ class DsaDcpD2ProjectedLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :75 plain: reads `selected`, `q_mail` before its wait
+        )  # :102 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value_projected(
             at.partial,
             at.partial_lse,
@@ -197,9 +197,9 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.gated,
             lse_base="e",
             pdl=False,
-        )  # :75 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
+        )  # :102 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :102
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :102 plain: polls `o_mail`
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 8, 16, 32 (q 1) and 8, 16, 32 (q 4) on sm_90a.
@@ -208,10 +208,10 @@ class DsaDcpD2ProjectedLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -221,11 +221,11 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -234,10 +234,10 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -246,7 +246,7 @@ class DsaDcpD2ProjectedLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :69
+        )  # :96
         self.dcp_value_projected(
             at.partial,
             at.partial_lse,
@@ -258,9 +258,9 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.lse_mail,
             at.gated,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :69 plain: polls `o_mail`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :96
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :96 plain: polls `o_mail`
 
     def _fork_sparse_decode_two_shot(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -269,10 +269,10 @@ class DsaDcpD2ProjectedLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -282,11 +282,11 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -295,10 +295,10 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -307,7 +307,7 @@ class DsaDcpD2ProjectedLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :69
+        )  # :96
         self.dcp_value_projected(
             at.partial,
             at.partial_lse,
@@ -319,9 +319,9 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.lse_mail,
             at.gated,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :69
-        # :69 plain: polls `o_mail`, `o_gather`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :96
+        # :96 plain: polls `o_mail`, `o_gather`
         self.o_reduce(at.o_mail, step.out, o_gather=at.o_gather, two_shot=True, pdl=False)
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
@@ -331,10 +331,10 @@ class DsaDcpD2ProjectedLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -344,11 +344,11 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -357,10 +357,10 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv,
@@ -370,7 +370,7 @@ class DsaDcpD2ProjectedLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :69 plain: reads `selected`, `q_mail` before its wait
+        )  # :96 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value_projected(
             at.partial,
             at.partial_lse,
@@ -383,9 +383,9 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.gated,
             lse_base="e",
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :69 plain: polls `o_mail`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :96
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :96 plain: polls `o_mail`
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -394,10 +394,10 @@ class DsaDcpD2ProjectedLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -407,11 +407,11 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -420,10 +420,10 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -433,7 +433,7 @@ class DsaDcpD2ProjectedLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :69 plain: reads `valid` before its wait
+        )  # :96 plain: reads `valid` before its wait
         self.dcp_value_projected(
             at.partial,
             at.partial_lse,
@@ -445,9 +445,9 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.lse_mail,
             at.gated,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :69 plain: polls `o_mail`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :96
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :96 plain: polls `o_mail`
 
     def _fork_trtllm_gen_two_shot(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -456,10 +456,10 @@ class DsaDcpD2ProjectedLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -469,11 +469,11 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -482,10 +482,10 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -495,7 +495,7 @@ class DsaDcpD2ProjectedLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :69 plain: reads `valid` before its wait
+        )  # :96 plain: reads `valid` before its wait
         self.dcp_value_projected(
             at.partial,
             at.partial_lse,
@@ -507,7 +507,7 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.lse_mail,
             at.gated,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :69
-        # :69 plain: polls `o_mail`, `o_gather`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :96
+        # :96 plain: polls `o_mail`, `o_gather`
         self.o_reduce(at.o_mail, step.out, o_gather=at.o_gather, two_shot=True, pdl=False)

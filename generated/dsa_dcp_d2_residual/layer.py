@@ -78,7 +78,7 @@ class DsaDcpD2ResidualLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:102
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -87,7 +87,7 @@ class DsaDcpD2ResidualLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :75
+        )  # :102
         self.index_front(
             at.wk,
             at.wv,
@@ -98,11 +98,11 @@ class DsaDcpD2ResidualLayer(Layer):
             q_c=at.q_c,
             normalized=True,
             release=False,
-        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :75
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
+        )  # :102
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :102
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -111,8 +111,8 @@ class DsaDcpD2ResidualLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :75 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
+        )  # :102 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :102 plain: polls `q_mail`
         self.sparse_decode(
             self.latent_kv,
             at.selected,
@@ -120,7 +120,7 @@ class DsaDcpD2ResidualLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :75
+        )  # :102
         self.dcp_value(
             at.valid,
             at.gate,
@@ -133,9 +133,9 @@ class DsaDcpD2ResidualLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :75 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
-        # :75 plain: polls `o_mail`
+        )  # :102 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :102
+        # :102 plain: polls `o_mail`
         self.o_reduce(at.o_mail, step.out, prefix=step.prefix, add_prefix=True, pdl=False)
 
     def _wait_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
@@ -143,7 +143,7 @@ class DsaDcpD2ResidualLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge query_wait prims_ts dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:102
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -152,7 +152,7 @@ class DsaDcpD2ResidualLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :75
+        )  # :102
         self.index_front(
             at.wk,
             at.wv,
@@ -163,11 +163,11 @@ class DsaDcpD2ResidualLayer(Layer):
             q_c=at.q_c,
             normalized=True,
             release=False,
-        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :75
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
+        )  # :102
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :102
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -176,8 +176,8 @@ class DsaDcpD2ResidualLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :75 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
+        )  # :102 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :102 plain: polls `q_mail`
         self.prims_ts(
             self.latent_kv,
             at.selected,
@@ -186,7 +186,7 @@ class DsaDcpD2ResidualLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :75 plain: reads `selected`, `q_mail` before its wait
+        )  # :102 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -200,9 +200,9 @@ class DsaDcpD2ResidualLayer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :75 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
-        # :75 plain: polls `o_mail`
+        )  # :102 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :102
+        # :102 plain: polls `o_mail`
         self.o_reduce(at.o_mail, step.out, prefix=step.prefix, add_prefix=True, pdl=False)
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
@@ -212,10 +212,10 @@ class DsaDcpD2ResidualLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -225,11 +225,11 @@ class DsaDcpD2ResidualLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -238,10 +238,10 @@ class DsaDcpD2ResidualLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -250,7 +250,7 @@ class DsaDcpD2ResidualLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :69
+        )  # :96
         self.dcp_value(
             at.valid,
             at.gate,
@@ -263,9 +263,9 @@ class DsaDcpD2ResidualLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
-        # :69 plain: polls `o_mail`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :96
+        # :96 plain: polls `o_mail`
         self.o_reduce(at.o_mail, step.out, prefix=step.prefix, add_prefix=True, pdl=False)
 
     def _fork_sparse_decode_two_shot(self, step: Step, at: SimpleNamespace) -> None:
@@ -275,10 +275,10 @@ class DsaDcpD2ResidualLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -288,11 +288,11 @@ class DsaDcpD2ResidualLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -301,10 +301,10 @@ class DsaDcpD2ResidualLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -313,7 +313,7 @@ class DsaDcpD2ResidualLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :69
+        )  # :96
         self.dcp_value(
             at.valid,
             at.gate,
@@ -326,8 +326,8 @@ class DsaDcpD2ResidualLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :69
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :96
         self.o_reduce(
             at.o_mail,
             step.out,
@@ -336,7 +336,7 @@ class DsaDcpD2ResidualLayer(Layer):
             add_prefix=True,
             two_shot=True,
             pdl=False,
-        )  # :69 plain: polls `o_mail`, `o_gather`
+        )  # :96 plain: polls `o_mail`, `o_gather`
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 8 (q 1) and 8 (q 4) on sm_100a.
@@ -345,10 +345,10 @@ class DsaDcpD2ResidualLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -358,11 +358,11 @@ class DsaDcpD2ResidualLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -371,10 +371,10 @@ class DsaDcpD2ResidualLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv,
@@ -384,7 +384,7 @@ class DsaDcpD2ResidualLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :69 plain: reads `selected`, `q_mail` before its wait
+        )  # :96 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -398,9 +398,9 @@ class DsaDcpD2ResidualLayer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
-        # :69 plain: polls `o_mail`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :96
+        # :96 plain: polls `o_mail`
         self.o_reduce(at.o_mail, step.out, prefix=step.prefix, add_prefix=True, pdl=False)
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
@@ -410,10 +410,10 @@ class DsaDcpD2ResidualLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -423,11 +423,11 @@ class DsaDcpD2ResidualLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -436,10 +436,10 @@ class DsaDcpD2ResidualLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -449,7 +449,7 @@ class DsaDcpD2ResidualLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :69 plain: reads `valid` before its wait
+        )  # :96 plain: reads `valid` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -462,9 +462,9 @@ class DsaDcpD2ResidualLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
-        # :69 plain: polls `o_mail`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :96
+        # :96 plain: polls `o_mail`
         self.o_reduce(at.o_mail, step.out, prefix=step.prefix, add_prefix=True, pdl=False)
 
     def _fork_trtllm_gen_two_shot(self, step: Step, at: SimpleNamespace) -> None:
@@ -474,10 +474,10 @@ class DsaDcpD2ResidualLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -487,11 +487,11 @@ class DsaDcpD2ResidualLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -500,10 +500,10 @@ class DsaDcpD2ResidualLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -513,7 +513,7 @@ class DsaDcpD2ResidualLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :69 plain: reads `valid` before its wait
+        )  # :96 plain: reads `valid` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -526,8 +526,8 @@ class DsaDcpD2ResidualLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :69
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :96
         self.o_reduce(
             at.o_mail,
             step.out,
@@ -536,4 +536,4 @@ class DsaDcpD2ResidualLayer(Layer):
             add_prefix=True,
             two_shot=True,
             pdl=False,
-        )  # :69 plain: polls `o_mail`, `o_gather`
+        )  # :96 plain: polls `o_mail`, `o_gather`

@@ -97,7 +97,7 @@ class DsaDcpModesLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge sparse_decode dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:66
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:93
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -109,7 +109,7 @@ class DsaDcpModesLayer(Layer):
             writes_q_c=True,
             pdl=False,
             release=False,
-        )  # :66 plain: polls `q_mail`; held: polls `q_mail`
+        )  # :93 plain: polls `q_mail`; held: polls `q_mail`
         self.index_front(
             at.wk,
             at.wv,
@@ -120,11 +120,11 @@ class DsaDcpModesLayer(Layer):
             q_c=at.q_c,
             normalized=True,
             release=False,
-        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :66
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :66
+        )  # :93
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :93
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -133,7 +133,7 @@ class DsaDcpModesLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :66 plain: polls `candidates`
+        )  # :93 plain: polls `candidates`
         self.sparse_decode(
             self.latent_kv,
             at.selected,
@@ -141,7 +141,7 @@ class DsaDcpModesLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :66
+        )  # :93
         self.dcp_value(
             at.valid,
             at.gate,
@@ -154,16 +154,16 @@ class DsaDcpModesLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :66 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :66
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :66 plain: polls `o_mail`
+        )  # :93 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :93
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :93 plain: polls `o_mail`
 
     def _serial_index_gemm_dsa_index_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 4-8 (q 1) and 8, 32 (q 4) on sm_90a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge sparse_decode dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:66
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:93
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -175,8 +175,8 @@ class DsaDcpModesLayer(Layer):
             writes_q_c=True,
             pdl=False,
             release=False,
-        )  # :66 plain: polls `q_mail`; held: polls `q_mail`
-        self.index_gemm(at.q_c, at.index_q)  # :66
+        )  # :93 plain: polls `q_mail`; held: polls `q_mail`
+        self.index_gemm(at.q_c, at.index_q)  # :93
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -186,11 +186,11 @@ class DsaDcpModesLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :66
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :66
+        )  # :93
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :93
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -199,7 +199,7 @@ class DsaDcpModesLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :66 plain: polls `candidates`
+        )  # :93 plain: polls `candidates`
         self.sparse_decode(
             self.latent_kv,
             at.selected,
@@ -207,7 +207,7 @@ class DsaDcpModesLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :66
+        )  # :93
         self.dcp_value(
             at.valid,
             at.gate,
@@ -220,16 +220,16 @@ class DsaDcpModesLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :66 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :66
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :66 plain: polls `o_mail`
+        )  # :93 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :93
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :93 plain: polls `o_mail`
 
     def _serial_index_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1, 2 (q 1) on sm_100a.
 
         main  packed_gemm mla_query index_front index_scores topk_local topk_merge prims_ts dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:66
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:93
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -241,7 +241,7 @@ class DsaDcpModesLayer(Layer):
             writes_q_c=True,
             pdl=False,
             release=False,
-        )  # :66 plain: polls `q_mail`; held: polls `q_mail`
+        )  # :93 plain: polls `q_mail`; held: polls `q_mail`
         self.index_front(
             at.wk,
             at.wv,
@@ -252,11 +252,11 @@ class DsaDcpModesLayer(Layer):
             q_c=at.q_c,
             normalized=True,
             release=False,
-        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :66
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :66
+        )  # :93
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :93
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -265,7 +265,7 @@ class DsaDcpModesLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :66 plain: polls `candidates`
+        )  # :93 plain: polls `candidates`
         self.prims_ts(
             self.latent_kv,
             at.selected,
@@ -274,7 +274,7 @@ class DsaDcpModesLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :66 plain: reads `selected`, `q_mail` before its wait
+        )  # :93 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -288,16 +288,16 @@ class DsaDcpModesLayer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :66 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :66
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :66 plain: polls `o_mail`
+        )  # :93 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :93
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :93 plain: polls `o_mail`
 
     def _serial_index_gemm_dsa_index_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 3-8 (q 1) and 4, 8 (q 4) on sm_100a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge prims_ts dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:66
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:93
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -309,8 +309,8 @@ class DsaDcpModesLayer(Layer):
             writes_q_c=True,
             pdl=False,
             release=False,
-        )  # :66 plain: polls `q_mail`; held: polls `q_mail`
-        self.index_gemm(at.q_c, at.index_q)  # :66
+        )  # :93 plain: polls `q_mail`; held: polls `q_mail`
+        self.index_gemm(at.q_c, at.index_q)  # :93
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -320,11 +320,11 @@ class DsaDcpModesLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :66 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :66
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :66
+        )  # :93
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :93
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -333,7 +333,7 @@ class DsaDcpModesLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :66 plain: polls `candidates`
+        )  # :93 plain: polls `candidates`
         self.prims_ts(
             self.latent_kv,
             at.selected,
@@ -342,7 +342,7 @@ class DsaDcpModesLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :66 plain: reads `selected`, `q_mail` before its wait
+        )  # :93 plain: reads `selected`, `q_mail` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -356,9 +356,9 @@ class DsaDcpModesLayer(Layer):
             pushes=True,
             lse_base="e",
             pdl=False,
-        )  # :66 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :66
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :66 plain: polls `o_mail`
+        )  # :93 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :93
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :93 plain: polls `o_mail`
 
     def _front_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 2 (q 1) and 4 (q 4) on sm_90a.
@@ -367,7 +367,7 @@ class DsaDcpModesLayer(Layer):
         side              mla_query query_wait ........................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:99
         side.wait_stream(main)
         self.index_front(
             at.wk,
@@ -378,11 +378,11 @@ class DsaDcpModesLayer(Layer):
             at.index_w,
             q_a=at.q_a,
             release=False,
-        )  # :72 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :99 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :72
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        )  # :99
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :99
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -391,10 +391,10 @@ class DsaDcpModesLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :72 plain: polls `candidates`
+        )  # :99 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :73
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :73 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :100
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :100 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -403,7 +403,7 @@ class DsaDcpModesLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :72
+        )  # :99
         self.dcp_value(
             at.valid,
             at.gate,
@@ -416,9 +416,9 @@ class DsaDcpModesLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :72 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :72
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :72 plain: polls `o_mail`
+        )  # :99 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :99
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :99 plain: polls `o_mail`
 
     def _front_sparse_decode_two_shot(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 4) on sm_90a.
@@ -427,7 +427,7 @@ class DsaDcpModesLayer(Layer):
         side              mla_query query_wait ........................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:99
         side.wait_stream(main)
         self.index_front(
             at.wk,
@@ -438,11 +438,11 @@ class DsaDcpModesLayer(Layer):
             at.index_w,
             q_a=at.q_a,
             release=False,
-        )  # :72 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :99 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :72
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        )  # :99
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :99
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -451,10 +451,10 @@ class DsaDcpModesLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :72 plain: polls `candidates`
+        )  # :99 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :73
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :73 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :100
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :100 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -463,7 +463,7 @@ class DsaDcpModesLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :72
+        )  # :99
         self.dcp_value(
             at.valid,
             at.gate,
@@ -476,9 +476,9 @@ class DsaDcpModesLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :72 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :72
-        # :72 plain: polls `o_mail`, `o_gather`
+        )  # :99 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :99
+        # :99 plain: polls `o_mail`, `o_gather`
         self.o_reduce(at.o_mail, step.out, o_gather=at.o_gather, two_shot=True, pdl=False)
 
     def _front_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
@@ -488,7 +488,7 @@ class DsaDcpModesLayer(Layer):
         side              mla_query query_wait ........................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:99
         side.wait_stream(main)
         self.index_front(
             at.wk,
@@ -499,11 +499,11 @@ class DsaDcpModesLayer(Layer):
             at.index_w,
             q_a=at.q_a,
             release=False,
-        )  # :72 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :99 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :72
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        )  # :99
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :99
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -512,10 +512,10 @@ class DsaDcpModesLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :72 plain: polls `candidates`
+        )  # :99 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :73
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :73 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :100
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :100 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -525,7 +525,7 @@ class DsaDcpModesLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :72 plain: reads `valid` before its wait
+        )  # :99 plain: reads `valid` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -538,9 +538,9 @@ class DsaDcpModesLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :72 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :72
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :72 plain: polls `o_mail`
+        )  # :99 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :99
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :99 plain: polls `o_mail`
 
     def _front_trtllm_gen_two_shot(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -549,7 +549,7 @@ class DsaDcpModesLayer(Layer):
         side              mla_query query_wait ........................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:72
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:99
         side.wait_stream(main)
         self.index_front(
             at.wk,
@@ -560,11 +560,11 @@ class DsaDcpModesLayer(Layer):
             at.index_w,
             q_a=at.q_a,
             release=False,
-        )  # :72 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :99 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :72
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :72
+        )  # :99
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :99
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -573,10 +573,10 @@ class DsaDcpModesLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :72 plain: polls `candidates`
+        )  # :99 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :73
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :73 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :100
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :100 plain: polls `q_mail`
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv,
@@ -586,7 +586,7 @@ class DsaDcpModesLayer(Layer):
             partial=at.partial,
             partial_lse=at.partial_lse,
             pdl=False,
-        )  # :72 plain: reads `valid` before its wait
+        )  # :99 plain: reads `valid` before its wait
         self.dcp_value(
             at.valid,
             at.gate,
@@ -599,9 +599,9 @@ class DsaDcpModesLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :72 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :72
-        # :72 plain: polls `o_mail`, `o_gather`
+        )  # :99 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :99
+        # :99 plain: polls `o_mail`, `o_gather`
         self.o_reduce(at.o_mail, step.out, o_gather=at.o_gather, two_shot=True, pdl=False)
 
     def _wait(self, step: Step, at: SimpleNamespace) -> None:
@@ -609,7 +609,7 @@ class DsaDcpModesLayer(Layer):
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_local topk_merge query_wait sparse_decode dcp_value o_proj o_reduce
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:75
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:102
         self.mla_query(
             at.q_a,
             at.kv_a,
@@ -618,8 +618,8 @@ class DsaDcpModesLayer(Layer):
             q_mail=at.q_mail,
             q_c=at.q_c,
             writes_q_c=True,
-        )  # :75
-        self.index_gemm(at.q_c, at.index_q)  # :75
+        )  # :102
+        self.index_gemm(at.q_c, at.index_q)  # :102
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -629,11 +629,11 @@ class DsaDcpModesLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :75 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :75
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :75
+        )  # :102
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :102
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -642,8 +642,8 @@ class DsaDcpModesLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :75 plain: polls `candidates`
-        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :75 plain: polls `q_mail`
+        )  # :102 plain: polls `candidates`
+        self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :102 plain: polls `q_mail`
         self.sparse_decode(
             self.latent_kv,
             at.selected,
@@ -651,7 +651,7 @@ class DsaDcpModesLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :75
+        )  # :102
         self.dcp_value(
             at.valid,
             at.gate,
@@ -664,9 +664,9 @@ class DsaDcpModesLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :75 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :75
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :75 plain: polls `o_mail`
+        )  # :102 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :102
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :102 plain: polls `o_mail`
 
     def _fork_1(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) on sm_90a.
@@ -675,10 +675,10 @@ class DsaDcpModesLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -688,11 +688,11 @@ class DsaDcpModesLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -701,10 +701,10 @@ class DsaDcpModesLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -713,7 +713,7 @@ class DsaDcpModesLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :69
+        )  # :96
         self.dcp_value(
             at.valid,
             at.gate,
@@ -726,9 +726,9 @@ class DsaDcpModesLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail)  # :69
-        self.o_reduce(at.o_mail, step.out, pdl=False)  # :69 plain: polls `o_mail`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail)  # :96
+        self.o_reduce(at.o_mail, step.out, pdl=False)  # :96 plain: polls `o_mail`
 
     def _fork_two_shot(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) on sm_90a.
@@ -737,10 +737,10 @@ class DsaDcpModesLayer(Layer):
         side              mla_query query_wait ............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:68
+        self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:95
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :68
-        self.index_gemm(at.q_c, at.index_q)  # :68
+        self.query_norm(at.q_a, at.q_c)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q,
             at.wk,
@@ -750,11 +750,11 @@ class DsaDcpModesLayer(Layer):
             at.index_q8,
             at.index_w,
             release=False,
-        )  # :68 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :68
-        self.topk_local(at.scores, step.lengths, at.candidates)  # :68
+        )  # :95
+        self.topk_local(at.scores, step.lengths, at.candidates)  # :95
         self.topk_merge(
             at.candidates,
             step.lengths,
@@ -763,10 +763,10 @@ class DsaDcpModesLayer(Layer):
             at.selected,
             at.valid,
             pdl=False,
-        )  # :68 plain: polls `candidates`
+        )  # :95 plain: polls `candidates`
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :70
-            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :70 plain: polls `q_mail`
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, q_mail=at.q_mail)  # :97
+            self.query_wait(at.q_mail, rows=at.rows, pdl=False)  # :97 plain: polls `q_mail`
         main.wait_stream(side)  # sparse_decode needs what side made
         self.sparse_decode(
             self.latent_kv,
@@ -775,7 +775,7 @@ class DsaDcpModesLayer(Layer):
             q_mail=at.q_mail,
             partial=at.partial,
             partial_lse=at.partial_lse,
-        )  # :69
+        )  # :96
         self.dcp_value(
             at.valid,
             at.gate,
@@ -788,7 +788,7 @@ class DsaDcpModesLayer(Layer):
             partial_lse=at.partial_lse,
             pushes=True,
             pdl=False,
-        )  # :69 plain: polls `partial_mail`, `lse_mail`
-        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :69
-        # :69 plain: polls `o_mail`, `o_gather`
+        )  # :96 plain: polls `partial_mail`, `lse_mail`
+        self.o_proj(at.gated, o_mail=at.o_mail, two_shot=True)  # :96
+        # :96 plain: polls `o_mail`, `o_gather`
         self.o_reduce(at.o_mail, step.out, o_gather=at.o_gather, two_shot=True, pdl=False)

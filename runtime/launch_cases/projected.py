@@ -26,14 +26,15 @@ class DcpValueProjectedCase(DcpValueCase):
 
     def inputs(self, rows: int, q: int) -> dict[str, Tensor]:
         m, given = self.module, super().inputs(rows, q)
-        del given["w_uv"]
         weights = noise(m.GATHERED, m.V_DIM, m.KV_LORA, scale=m.KV_LORA**-0.5)
         partial = noise(rows, m.GATHERED, m.KV_LORA)
         partial[:, -1] = 0.0  # zeros of either sign
         partial[1::2, 0] = 0.0
         partial[1::2, 0, 0], weights[0, :, 0] = _VANISHING
         partial[given["valid"] == 0] = NAN
-        return {**given, "partial": partial, "w_uv_all": weights}
+        new = {"partial": partial, "w_uv": weights}
+        named = {"w_uv": "w_uv_all"}  # in the place that the operand has
+        return {named.get(name, name): new.get(name, old) for name, old in given.items()}
 
     def check(
         self, given: dict[str, Tensor], done: dict[str, Tensor], q: int, lse_base: str

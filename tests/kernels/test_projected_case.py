@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from test_exchange_cases import (
@@ -92,3 +94,16 @@ def test_a_projected_value_of_another_head_does_not_pass():
         assert any(line.startswith(text) and "not re-armed" in line for line in wrong), wrong
     wrong = judged(case, projected_kernel, sent_to_another(case), lse_base="2").wrong
     assert any("1 words were sent to another's place" in line for line in wrong), wrong
+
+
+@pytest.mark.parametrize(
+    ("folder", "kernel", "case"),
+    [
+        ("dsa_dcp_d2", "dcp_value", exchange.DcpValueCase),
+        ("dsa_dcp_d2_projected", "dcp_value_projected", projected.DcpValueProjectedCase),
+    ],
+)
+def test_inputs_come_in_the_order_of_the_operands(folder, kernel, case):
+    """A launch takes them by place."""
+    module = importlib.import_module(f"kpipe.generated.{folder}.kernels.{kernel}")
+    assert list(case(VALUE).inputs(8, 1)) == [spec.name for spec in module.operands()]

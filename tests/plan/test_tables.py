@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from spec_project import make_project, plan_edited, plan_of
 
+from kpipe.codegen.diagnostics import SpecError
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.plan.tables import Table, read_table
 from kpipe.codegen.spec.document import Scalar, find, read_document
@@ -156,3 +157,15 @@ def test_fallbacks_are_followed_to_their_end(tmp_path: Path) -> None:
         ("late_front", "late", "it needs fused_indexer"),
         ("late", "fork", "it needs fused_indexer"),
     )
+
+
+def test_a_spec_with_fewer_rows_may_extend_one_with_a_finer_table(tmp_path: Path) -> None:
+    """Entries that were written for more rows than are declared are no mistake of the heir's."""
+    root = make_project(tmp_path)
+    child = root / "pipelines" / "few.yaml"
+    child.write_text('extends: dsa_dcp_d2.yaml\nname: few\nrows: {batches: "2, 8, 64"}\n')
+    assert plan_of(root, "few").rows == ((1, (2, 8, 64)), (4, (8, 64)))
+    table = 'overlap: {table: {sm_90a: {"1": fork, "2-64": fork}, sm_100a: fork}}\n'
+    child.write_text(child.read_text() + table)
+    with pytest.raises(SpecError, match="`1` selects none of the declared rows"):
+        plan_of(root, "few")
