@@ -20,12 +20,13 @@ from pathlib import Path
 import torch
 
 from kpipe.runtime.bench import leave_out_others, middle
-from kpipe.runtime.bench_inputs import TimedLayer, build
+from kpipe.runtime.bench_inputs import TimedLayer, layer_of_step, make_inputs
 from kpipe.runtime.evidence import versions
 from kpipe.runtime.generated_folder import launches, load_layer
 from kpipe.runtime.host.launch import arch_of
+from kpipe.runtime.memory import Scratch
 
-ROUNDS, QUEUED = 200, 4
+ROUNDS, QUEUED, CONTEXT = 200, 4, 4096
 
 
 def host_us(run: Callable[[], object]) -> float:
@@ -49,7 +50,11 @@ def stream_operation_us() -> float:
 def figures(layer_class: type, rows: int) -> dict[str, object]:
     """A layer eagerly, and of each of its launches what it adds to a layer without launches."""
     arch = arch_of(torch.device("cuda"))
-    (one,) = build(layer_class, arch=arch, rows=rows, q=1, context=4096, count=1)
+    made = make_inputs(layer_class, rows, 1, CONTEXT, torch.Generator("cuda").manual_seed(0))
+    layer = layer_of_step(layer_class, arch, rows, 1)  # no kernels of other steps
+    scratch = Scratch("cuda")
+    layer.prepare(made.weights, made.caches, backend="cuda", arch=arch, layer=0, scratch=scratch)
+    one = TimedLayer(layer, made.step, made)
     method = one.run()
     names = list(dict.fromkeys(op.name for op in launches(layer_class, method)))
     whole = host_us(one.run)

@@ -17,7 +17,11 @@ import argparse
 import importlib.util
 import itertools
 import json
+import multiprocessing
+import os
 import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +39,7 @@ PEERS = {
 }
 """Microseconds of the fastest public kernel on an H200 (docs/numbers.md)."""
 SMS = 132
+ARCH = "sm_90a"
 MIN_SETS, MAX_SETS = 16, 160
 """Sets of inputs that a timing walks through; together larger than the L2 cache."""
 
@@ -77,6 +82,44 @@ def splits_for(module: ModuleType, rows: int) -> int:
     return next((splits for most, splits in SPLITS if clusters <= most), 1)
 
 
+def splits_of(module: ModuleType, rows: int, swept: bool) -> list[int]:
+    """What is timed: what `splits_for` says, and where all are asked for what else fits."""
+    fits = [s for s in SWEPT if rows * module.TILES * s <= SMS] if swept else []
+    return sorted({splits_for(module, rows), *fits})
+
+
+def compile_all(modules: dict[str, ModuleType], wanted: set[tuple[str, int]]) -> None:
+    """Every (form, splits), by as many processes as there are cores: each compiles in one thread.
+
+    What another process cannot compile is compiled where it is used.
+    """
+    from kpipe.runtime.tune_compile import load_object
+
+    context = multiprocessing.get_context("spawn")
+    count = min(os.cpu_count() or 1, len(wanted))
+    with tempfile.TemporaryDirectory() as place, ProcessPoolExecutor(count, context) as pool:
+        waiting = {}
+        for name, splits in sorted(wanted):
+            target = Path(place) / f"{name}_{splits}.o"
+            file = str(modules[name].__file__)
+            waiting[pool.submit(compile_to_file, file, splits, str(target))] = name, splits, target
+        for number, done in enumerate(as_completed(waiting), 1):
+            name, splits, target = waiting[done]
+            kernel = modules[name].SparseDecodeWide(splits=splits)
+            if done.exception() is not None or not load_object(kernel, ARCH, target):
+                print(f"{name} splits {splits}: left to this process", flush=True)
+            print(f"{number} of {len(waiting)} kernels compiled", flush=True)
+
+
+def compile_to_file(file: str, splits: int, target: str) -> None:
+    """One kernel into an object file; runs in its own process."""
+    from kpipe.runtime.host.compile import compile_kernel
+
+    module = load(Path(file))
+    compiled = compile_kernel(module.SparseDecodeWide(splits=splits), module.operands(), ARCH)
+    compiled.export_to_c(object_file_path=target, function_name=Path(target).stem)  # type: ignore[attr-defined]
+
+
 class Forms:
     """Runs every form and keeps one record a check or time."""
 
@@ -87,7 +130,7 @@ class Forms:
     def compiled(self, module: ModuleType, **flags):
         from kpipe.runtime.host.compile import compile_kernel
 
-        return compile_kernel(module.SparseDecodeWide(**flags), module.operands(), "sm_90a")
+        return compile_kernel(module.SparseDecodeWide(**flags), module.operands(), ARCH)
 
     def check(self, name: str, rows: int, splits: int) -> None:
         """Ragged lists, full ones, and once rows behind 2^32 bytes, against the oracle."""
@@ -178,16 +221,16 @@ def main() -> int:
             print(name)
             diagnose(forms.modules[name], forms.compiled(forms.modules[name], splits=DIAGNOSED))
         return 0
-    for name, rows in itertools.product(names, ROWS):
-        splits = splits_for(forms.modules[name], rows)
-        forms.check(name, rows, splits)
-    for name, rows in itertools.product([] if options.quick else names, ROWS):
-        module = forms.modules[name]
-        counts = [splits_for(module, rows)]
-        if options.sweep:
-            fits = [s for s in SWEPT if rows * module.TILES * s <= SMS]
-            counts = sorted({*counts, *fits})
-        forms.time(name, rows, counts)
+    counts = {
+        (name, rows): splits_of(forms.modules[name], rows, options.sweep)
+        for name, rows in itertools.product(names, ROWS)
+    }
+    compile_all(forms.modules, {(name, s) for (name, _), found in counts.items() for s in found})
+    for name, rows in counts:
+        forms.check(name, rows, splits_for(forms.modules[name], rows))
+    if not options.quick:
+        for (name, rows), found in counts.items():
+            forms.time(name, rows, found)
     if options.out:
         document = {"gpu": torch.cuda.get_device_name(), "records": forms.records}
         options.out.write_text(json.dumps(document, indent=1) + "\n")

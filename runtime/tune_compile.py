@@ -83,7 +83,7 @@ def _compile_all(
             waiting[pool.submit(compile_to_file, *job)] = (kernel, path)
         for number, done in enumerate(as_completed(waiting), 1):
             kernel, path = waiting[done]
-            left += done.exception() is not None or not _load(kernel, arch, path)
+            left += done.exception() is not None or not load_object(kernel, arch, path)
             if number % 25 == 0 or number == len(waiting):
                 say(f"{number} of {len(waiting)} kernels compiled")
     if left:
@@ -107,8 +107,11 @@ def compile_to_file(
     compiled.export_to_c(object_file_path=path, function_name=symbol)  # type: ignore[attr-defined]
 
 
-def _load(kernel: Any, arch: str, path: Path) -> bool:
-    """Make an object file the compiled kernel; False where it cannot be loaded here."""
+def load_object(kernel: Any, arch: str, path: Path) -> bool:
+    """Make an object file the compiled kernel; False where it cannot be loaded here.
+
+    The function in it has the name of the file without its ending.
+    """
     from cutlass import cute
 
     from kpipe.runtime.host.compile import keep_compiled
