@@ -9,10 +9,12 @@ words are timed on one GPU: see bench_ranks.py.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -21,7 +23,8 @@ from kpipe.runtime import bench_against
 from kpipe.runtime.bench_against import asks_for_comparison
 from kpipe.runtime.bench_floor import BANDWIDTH, floor_us, launch_bytes
 from kpipe.runtime.bench_inputs import TimedLayer, build
-from kpipe.runtime.bench_ranks import LOCKSTEP, NOTE, RankBench
+from kpipe.runtime.bench_peers import NOTE
+from kpipe.runtime.bench_ranks import LOCKSTEP, AloneBench, RankBench
 from kpipe.runtime.comm.mailbox import MailboxTimeout
 from kpipe.runtime.evidence import made_of, versions
 from kpipe.runtime.generated_folder import launches, load_layer
@@ -93,6 +96,14 @@ def captured(
     return graph
 
 
+def graphed(run: Callable[[], object]) -> Callable[[], object]:
+    """A replay of a run, which has run, so that the device does not wait for the host behind it.
+
+    What the run reads has to stay where it is for as long as it is replayed.
+    """
+    return captured([run]).replay
+
+
 def _captured(runs: Sequence[Callable[[], object]], mode: str) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode=mode):
@@ -125,9 +136,11 @@ def middle(times: Sequence[float]) -> float:
 
 
 def _medians(
-    runs: Sequence[Callable[[], object]], before: Callable[[], object] | None = None
+    runs: Sequence[Callable[[], object]],
+    before: Callable[[], object] | None = None,
+    mode: str = "global",
 ) -> tuple[float, ...]:
-    graph = captured(runs, before)
+    graph = captured(runs, before, mode)
     return tuple(replay_us(graph, len(runs), before=before) for _ in range(ROUNDS))
 
 
@@ -135,15 +148,16 @@ def time_layers(
     timed: Sequence[TimedLayer], context: int, before: Callable[[], object] | None = None
 ) -> Timing:
     """The whole layer, one behind the other; `before` as in `graph_us`."""
-    one = timed[0]
-    if before is not None:
-        before()
-    method = one.run()
-    q, rows = one.step.q, one.step.rows
-    names = [op.name for op in launches(type(one.layer), method)]
-    needed = floor_us(type(one.layer), names, rows, q, context)
     medians = _medians([layer.run for layer in timed], before)
-    where = (one.layer.NAME, "layer", method, rows, q, context)
+    return _of_layer(timed[0], "layer", context, medians)
+
+
+def _of_layer(one: TimedLayer, what: str, context: int, medians: tuple[float, ...]) -> Timing:
+    layer, q, rows = one.layer, one.step.q, one.step.rows
+    method = layer.TABLE[layer.arch, q][layer.declared_rows(one.step)]
+    names = [op.name for op in launches(type(layer), method)]
+    needed = floor_us(type(layer), names, rows, q, context)
+    where = (layer.NAME, what, method, rows, q, context)
     return Timing(*where, middle(medians), needed, medians)
 
 
@@ -288,9 +302,7 @@ def _measure(
 ) -> Iterator[list[Timing]]:
     """The times at one number of rows after the other."""
     if layer_class.CONTEXT_PARALLEL:
-        ranks = RankBench(layer_class, arch, LAYERS)
-        for rows in counts:
-            yield time_ranks(ranks, rows, options.q, options.context, options.layers_only)
+        yield from _measure_ranks(layer_class, arch, counts, options)
         return
     for rows in counts:
         timed = build(
@@ -302,27 +314,55 @@ def _measure(
         yield timings
 
 
-def time_ranks(
-    ranks: RankBench, rows: int, q: int, context: int, layers_only: bool = False
-) -> list[Timing]:
-    """A rank that finds its words at once: its layer, its launches; then all ranks in lockstep.
+def _measure_ranks(
+    layer_class: type[Layer], arch: str, counts: list[int], options: argparse.Namespace
+) -> Iterator[list[Timing]]:
+    """Rank 0 alone at every number of rows, and then, as every rank is compiled for it, all of
+    them in lockstep."""
+    alone = AloneBench(layer_class, arch, LAYERS, 1 if options.layers_only else REPEAT)
+    for rows in counts:
+        yield time_alone(alone, rows, options.q, options.context)
+    del alone
+    gc.collect()  # its layers and mailboxes, which know each other
+    together = RankBench(layer_class, arch, LAYERS)
+    for rows in counts:
+        yield [time_lockstep(together, rows, options.q, options.context)]
 
-    Raises MailboxTimeout, which says what was missing, where a poll has given up all the same.
+
+def time_alone(alone: AloneBench, rows: int, q: int, context: int) -> list[Timing]:
+    """A rank that finds its words at once: its layer, and its launches where layers are repeated.
+
+    A launch alone finds those too that other launches of its rank would have stored.  Raises
+    MailboxTimeout, which says what was missing, where a poll has given up all the same.
     """
+    with _naming(alone.peers.timeouts):
+        timed = alone.ready(rows, q, context)
+        whole = timed[: alone.count]
+        found = [time_layers(whole, context, graphed(alone.peers.words(whole)))]
+        if alone.repeat > 1:
+            words = graphed(alone.peers.words(timed, own=True))
+            found += time_launches(timed, context, 1, words)
+    return found
+
+
+def time_lockstep(together: RankBench, rows: int, q: int, context: int) -> Timing:
+    """All ranks in lockstep, divided by the ranks; raises MailboxTimeout as `time_alone` does."""
+    with _naming(together.timeouts):
+        ready = together.ready(rows, q, context)
+        found = _medians([together.in_lockstep(ready)], mode="relaxed")
+        medians = tuple(us / (together.count * together.ranks) for us in found)
+    return _of_layer(ready[0][0], LOCKSTEP, context, medians)
+
+
+@contextmanager
+def _naming(timeouts: Callable[[], Iterable[Exception]]) -> Iterator[None]:
+    """What a poll that has given up has noted is raised in place of the device's error."""
     try:
-        ready = ranks.ready(rows, q, context)
-        mine = ranks.alone(ready, ranks.words(ready), 1 if layers_only else REPEAT)
-        mine.bring_words()
-        bring_words = _captured([mine.bring_words], "global").replay
-        whole = time_layers(mine.layers[:LAYERS], context, bring_words)
-        found = [whole]
-        if not layers_only:
-            found += time_launches(mine.layers, context, 1, bring_words)
-        us = graph_us([ranks.in_lockstep(ready)], mode="relaxed") / (LAYERS * ranks.ranks)
-    except RuntimeError:
-        ranks.synchronize()
+        yield
+    except RuntimeError as error:
+        for timeout in timeouts():
+            raise timeout from error
         raise
-    return [*found, replace(whole, what=LOCKSTEP, us=us)]
 
 
 if __name__ == "__main__":

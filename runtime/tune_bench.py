@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kpipe.runtime.bench import LAYERS, REPLAYS, captured, replay_us
+from kpipe.runtime.bench import LAYERS, REPLAYS, captured, graphed, replay_us
 from kpipe.runtime.bench_inputs import Inputs, TimedLayer, make_inputs
-from kpipe.runtime.bench_ranks import NOTE
+from kpipe.runtime.bench_peers import NOTE, Peers
 from kpipe.runtime.evidence import versions
 from kpipe.runtime.generated_folder import layer_in, load_layer
 from kpipe.runtime.layer import Layer
@@ -23,7 +23,6 @@ from kpipe.runtime.memory import Scratch
 from kpipe.runtime.metadata import LayerError
 from kpipe.runtime.sharding import Shard
 from kpipe.runtime.tune_compile import compile_ahead, kernels_of
-from kpipe.runtime.tune_peers import Peers
 from kpipe.runtime.tune_plan import Candidate, Plan, Step
 
 
@@ -48,11 +47,6 @@ def header(plan: Plan, schema: str) -> dict[str, Any]:
 Run = Callable[[], object]
 
 
-def _graph_of(run: Run) -> Run:
-    """A replay of a run, so that the device does not wait for the host behind it."""
-    return captured([run]).replay
-
-
 @dataclass(frozen=True)
 class Machine:
     """Where layers run and how a chain of runs is timed; the default is this machine's GPU.
@@ -65,7 +59,7 @@ class Machine:
     backend: str = "cuda"
     capture: Callable[..., Any] = captured
     replay_us: Callable[..., float] = replay_us
-    graphed: Callable[[Run], Run] = _graph_of
+    graphed: Callable[[Run], Run] = graphed
     synchronize: Callable[[], object] = torch.cuda.synchronize
 
 

@@ -11,7 +11,7 @@ from test_device_launches import Device
 from tune_recorded import planned
 
 from kpipe.codegen.tune import plan as tune_plan
-from kpipe.runtime import tune_bench
+from kpipe.runtime.bench import graphed
 from kpipe.runtime.comm.mailbox import MailboxTimeout
 from kpipe.runtime.host.compile import flags_of
 from kpipe.runtime.tune_bench import DeviceBench, Machine
@@ -121,16 +121,6 @@ def test_a_poll_that_gives_up_is_what_a_candidate_failed_of(plan, device, monkey
     assert found == {step.present: "MailboxTimeout: o_mail: rank 1 has not written"}
 
 
-def test_a_graph_of_the_words_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU what comes ahead is a graph of its own, as the host would be too slow."""
-    log: list[str] = []
-
-    class Graph:
-        def replay(self) -> None:
-            log.append("replay")
-
-    monkeypatch.setattr(tune_bench, "captured", lambda runs: runs[0]() or Graph())
-    before = Machine().graphed(lambda: log.append("words"))
-    before()
-    before()
-    assert log == ["words", "replay", "replay"]
+def test_a_machine_brings_words_by_a_graph() -> None:
+    """As `kpipe bench` does."""
+    assert Machine().graphed is graphed

@@ -19,7 +19,7 @@ from kpipe.codegen.plan.api import plan_pipeline
 from kpipe.codegen.tune import plan as tune_plan
 from kpipe.codegen.tune.model import Tuning
 from kpipe.runtime import tune_bench
-from kpipe.runtime.bench_ranks import NOTE
+from kpipe.runtime.bench_peers import NOTE
 from kpipe.runtime.comm.mailbox import MailboxTimeout
 from kpipe.runtime.tune import WRONG, measure
 from kpipe.runtime.tune_bench import DeviceBench, header, host_machine

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
+from kpipe.runtime.bench_peers import alone, bring, candidates_of, random_words
+from kpipe.runtime.comm.device_ranks import DeviceRanks
 from kpipe.runtime.comm.mailbox import MailboxSpec
 from kpipe.runtime.comm.sanitise import EMPTY_ID
 from kpipe.runtime.sharding import Shard
-from kpipe.runtime.tune_peers import candidates_of, random_words
 
 ALL_ONES, NEGATIVE_ZERO = 0xFFFFFFFF, 0x80000000
 SPECS = (
@@ -27,15 +30,29 @@ def pairs(*rows: list[tuple[float, int]]) -> Tensor:
     return torch.stack([scores.view(torch.int32), ids], dim=-1)
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_peers_words_have_come_and_rank_0s_have_not(spec: MailboxSpec) -> None:
+def test_peers_words_come_and_rank_0s_where_they_are_asked_for(
+    spec: MailboxSpec, own: bool
+) -> None:
+    """In the first four of five rows; nothing is touched behind them."""
     words = random_words(spec, torch.Generator().manual_seed(0))
-    assert words.shape == spec.word_shape
-    for rank, said in enumerate(words.view(spec.dtype).chunk(3, dim=spec.source_axis)):
-        armed = said.contiguous().view(torch.int32) == spec.signed_sentinel
-        assert armed.all() if rank == 0 else not armed.any()
-        values = said.float()
-        assert rank == 0 or (values.isfinite().all() and len(values.unique()) > 8)
+    assert words.shape == spec.word_shape and not (words == spec.signed_sentinel).any()
+    box = SimpleNamespace(name=spec.name, spec=spec, local=torch.full_like(words, 7))
+    bring({spec.name: words}, [box], 4, own)
+    come, behind = box.local.split([4, 1], dim=spec.rows_axis)
+    assert (behind == 7).all()
+    for rank, said in enumerate(come.chunk(3, dim=spec.source_axis)):
+        said = said.contiguous()
+        armed = said == spec.signed_sentinel
+        assert armed.all() if rank == 0 and not own else not armed.any()
+        values = said.view(spec.dtype).float()
+        assert armed.any() or (values.isfinite().all() and len(values.unique()) > 8)
+
+
+def test_a_rank_alone_keeps_the_others_in_halves() -> None:
+    group = DeviceRanks(2, "cpu")
+    assert not alone(group).in_halves and group.rank(1).in_halves
 
 
 def test_peers_sums_are_small_and_their_queries_are_not() -> None:
@@ -51,7 +68,7 @@ def test_peers_sums_are_small_and_their_queries_are_not() -> None:
 def test_candidates_that_have_not_been_made_say_nothing() -> None:
     spec = MailboxSpec("c", (2, 3, 4, 2), torch.int32, ALL_ONES, source_axis=0)
     words = random_words(spec, torch.Generator().manual_seed(0))
-    assert (words[0] == -1).all() and (words[1, ..., 1] == EMPTY_ID).all()
+    assert (words[..., 1] == EMPTY_ID).all() and not (words == -1).any()
 
 
 def test_a_peer_has_the_same_keys_of_its_own_share_with_scores_in_between() -> None:

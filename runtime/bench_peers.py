@@ -6,22 +6,22 @@ but rank 0.  Activations of a peer are random and, where a sum takes them, small
 rank 0 itself has sent, under the peer's ids and with scores in between: its share of the best keys
 is a rank's, and the search for the last of them takes what it takes among different scores.
 
-Rank 0's own places are armed: it finds there what it stores itself.  What it sends goes into
-mailboxes that nobody reads.
+Rank 0's own places are armed: it finds there what it stores itself.  Only where a launch runs
+without the one that stores do words come into them too.  What rank 0 sends goes into mailboxes that
+nobody reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from kpipe.runtime.bench_inputs import TimedLayer
-from kpipe.runtime.bench_ranks import PARITIES, alone, bring
-from kpipe.runtime.comm.device_ranks import DeviceRanks
+from kpipe.runtime.comm.device_ranks import DeviceComm, DeviceRanks
 from kpipe.runtime.comm.mailbox import MailboxSpec, MailboxTimeout
 from kpipe.runtime.comm.sanitise import EMPTY_ID
 from kpipe.runtime.comm.virtual_ranks import VirtualRanks
@@ -30,6 +30,8 @@ from kpipe.runtime.layer import Layer
 from kpipe.runtime.rows import row_lengths
 from kpipe.runtime.sharding import Shard
 
+NOTE = "peer stores stay on this GPU: no NVLink in these times, and no rank is late"
+PARITIES = 2
 SMALL = 2.0**-6
 FP8_SCALE = 50.0  # as `bench_inputs.fill` has it: one over what a value is multiplied with
 
@@ -67,32 +69,33 @@ class Peers:
         """The next layers work on other inputs: their words are made anew."""
         self._words.clear()
 
-    def words(self, layers: Sequence[TimedLayer]) -> Callable[[], None]:
-        """What brings the words of a step to all layers, in stream order.
+    def words(self, layers: Sequence[TimedLayer], own: bool = False) -> Callable[[], None]:
+        """What brings the words of a step to the first layers, which are given, in stream order.
 
-        Made when its lengths are met for the first time, by running `layers` once; kept for all
-        other candidates.  Raises what that run raises.
+        With `own` rank 0's own words as well, for runs that leave out launches which store them.
+        Made when so many layers of its lengths are met for the first time, by running `layers`
+        once; kept for all other candidates.  Raises what that run raises.
         """
         one = layers[0]
-        key = tuple(one.step.lengths.tolist())
+        key = (len(layers), *one.step.lengths.tolist())
         rows = one.layer.declared_rows(one.step)
         if key not in self._words:
             self._words[key] = self._made(layers, rows)
-        return partial(self._bring, self._words[key], rows)
+        return partial(self._bring, self._words[key], rows, own)
 
     def timeouts(self) -> list[MailboxTimeout]:
         """What is known of polls on a device that have given up."""
         on_device = [group for group in self._groups if isinstance(group, DeviceRanks)]
         return [error for group in on_device for error in group.timeouts()]
 
-    def _bring(self, words: Sequence[Mapping[str, Tensor]], rows: int) -> None:
-        for boxes, of_layer in zip(self._boxes, words, strict=True):
-            bring(of_layer, boxes, rows)
+    def _bring(self, words: Sequence[Mapping[str, Tensor]], rows: int, own: bool) -> None:
+        for boxes, of_layer in zip(self._boxes[: len(words)], words, strict=True):
+            bring(of_layer, boxes, rows, own)
 
     def _made(self, layers: Sequence[TimedLayer], rows: int) -> list[dict[str, Tensor]]:
         generator = torch.Generator(layers[0].step.hidden.device).manual_seed(1)
         drawn = {spec.name: random_words(spec, generator) for spec in self._specs}
-        self._bring([drawn for _ in layers], rows)
+        self._bring([drawn for _ in layers], rows, own=False)
         found = []
         for number, one in enumerate(layers):
             one.run()
@@ -112,10 +115,46 @@ class Peers:
                 continue
             sent = last.mailbox(spec, layer % spec.parities).local[0, : visible.numel()]
             words = drawn[spec.name].clone()
+            words[0, : visible.numel()] = sent
             for rank in range(1, self.shard.ranks):
                 words[rank, : visible.numel()] = candidates_of(rank, sent, self.shard, visible)
             found[spec.name] = words
         return found
+
+
+class Box(Protocol):
+    """One parity of a mailbox of rank 0, on a device or on the host."""
+
+    name: str
+    spec: MailboxSpec
+    local: Tensor
+
+
+def bring(words: Mapping[str, Tensor], boxes: Iterable[Box], rows: int, own: bool) -> None:
+    """The first `rows` rows of `words` come into these mailboxes, in stream order.
+
+    Without `own` rank 0's places are armed instead.
+    """
+    for box in boxes:
+        axis, spec = box.spec.rows_axis, box.spec
+        target = box.local.view(torch.int32).narrow(axis, 0, rows)
+        target.copy_(words[box.name].narrow(axis, 0, rows))
+        if not own and spec.source_axis is not None:
+            target[own_place(spec)].fill_(spec.signed_sentinel)
+
+
+def own_place(spec: MailboxSpec) -> tuple[slice, ...]:
+    """Where rank 0 stores among the words of a mailbox, which has places for writers."""
+    places = [range(size) for size in spec.shape]
+    places[spec.source_axis] = range(spec.source_stride)
+    return slices(word_ranges(tuple(places), spec.dtype.itemsize))
+
+
+def alone(group: DeviceRanks) -> DeviceComm:
+    """Rank 0 of a group, driven as if it had this GPU to itself: its launches are whole."""
+    comm = group.rank(0)
+    comm.in_halves = False
+    return comm
 
 
 def _host_ranks(ranks: int) -> VirtualRanks:
@@ -126,7 +165,7 @@ def _host_ranks(ranks: int) -> VirtualRanks:
 
 
 def random_words(spec: MailboxSpec, generator: torch.Generator) -> Tensor:
-    """int32 words of a mailbox, none of them the sentinel but at the place of rank 0.
+    """int32 words of a mailbox, none of them the sentinel.
 
     Candidates are none: their words say nothing.
     """
@@ -137,10 +176,6 @@ def random_words(spec: MailboxSpec, generator: torch.Generator) -> Tensor:
         values = torch.randn(spec.shape, generator=generator, device=generator.device) * scale
         drawn = values.clamp_(-448, 448).to(spec.dtype).view(torch.int32)
         words = torch.where(drawn == spec.signed_sentinel, words, drawn)
-    places = [range(size) for size in spec.shape]
-    if spec.source_axis is not None:
-        places[spec.source_axis] = range(spec.source_stride)
-        words[slices(word_ranges(tuple(places), spec.dtype.itemsize))] = spec.signed_sentinel
     return words
 
 
