@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,10 @@ from test_exchange_cases import (
 )
 from torch import Tensor
 
+from kpipe.runtime.generated_folder import load_layer
 from kpipe.runtime.launch_cases import exchange, projected
+
+GENERATED = Path(__file__).resolve().parents[2] / "generated"
 
 EMPTY = exchange.EMPTY_LSE
 
@@ -105,7 +109,8 @@ def test_a_projected_value_of_another_head_does_not_pass():
 )
 def test_inputs_come_in_the_order_of_the_operands(folder, kernel, case):
     """A launch takes them by place."""
-    module = importlib.import_module(f"kpipe.generated.{folder}.kernels.{kernel}")
+    package = load_layer(GENERATED / folder).PACKAGE
+    module = importlib.import_module(f"{package}.kernels.{kernel}")
     names, specs = list(case(VALUE).inputs(8, 1)), module.operands()
     assert len(names) == len(specs)
     assert all(spec is None or spec.name == name for name, spec in zip(names, specs, strict=True))
