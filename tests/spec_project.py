@@ -22,6 +22,11 @@ GEOMETRIES = ("kimi_k31", "small")
 Edit = tuple[str, str, str]  # file below pipelines/, text that occurs once, its replacement
 
 
+def source_of(name: str) -> Path:
+    """The file that a project's copy of `name` comes from."""
+    return UNTUNED / name if (UNTUNED / name).exists() else SHIPPED / name
+
+
 def make_project(root: Path, edits: Iterable[Edit] = ()) -> Path:
     """Copy the shipped specs, as before they were tuned, to `root`/pipelines and edit them.
 
@@ -30,9 +35,7 @@ def make_project(root: Path, edits: Iterable[Edit] = ()) -> Path:
     (root / "pipelines" / "geometry").mkdir(parents=True, exist_ok=True)
     (root / "pyproject.toml").write_text("")
     for name in PIPELINES:
-        untuned = UNTUNED / f"{name}.yaml"
-        source = untuned if untuned.exists() else SHIPPED / untuned.name
-        shutil.copy(source, root / "pipelines")
+        shutil.copy(source_of(f"{name}.yaml"), root / "pipelines")
     for name in GEOMETRIES:
         shutil.copy(SHIPPED / "geometry" / f"{name}.yaml", root / "pipelines" / "geometry")
     for file, old, new in edits:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kpipe.runtime.comm.gate import RankAborted
-from kpipe.runtime.comm.roster import IN_EXCHANGE, NOT_WAITING, Roster
+from kpipe.runtime.comm.roster import NOT_WAITING, Roster
 
 _SOON_S, _LATE_S = 50e-6, 2e-3  # between two looks, at first and at last
 
@@ -82,15 +82,6 @@ class ProcessGate:
 
     def _raise_if_aborted(self, rank: int) -> None:
         raise_if_aborted(self._roster, rank)
-
-    @contextmanager
-    def in_exchange(self) -> Iterator[None]:
-        """For the duration of the block this rank waits for all others."""
-        self._roster.wait_at(IN_EXCHANGE)
-        try:
-            yield
-        finally:
-            self._roster.wait_at(NOT_WAITING)
 
 
 def raise_if_aborted(roster: Roster, rank: int) -> None:

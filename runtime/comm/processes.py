@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from kpipe.runtime.comm.gate import RankAborted
 from kpipe.runtime.comm.process_gate import Pause, processes_of, raise_if_aborted
-from kpipe.runtime.comm.roster import IN_EXCHANGE, NOT_WAITING, Roster
+from kpipe.runtime.comm.roster import Roster
 from kpipe.runtime.metadata import LayerError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -114,7 +114,7 @@ class Processes:
     def _gathered(self, topic: str, tensor: torch.Tensor) -> list[torch.Tensor]:
         out = [torch.empty_like(tensor) for _ in range(self.ranks)]
         if self.roster is not None:
-            self.roster.wait_at(IN_EXCHANGE)
+            self.roster.enter_exchange()
         try:
             work = dist.all_gather(out, tensor, async_op=True)
             self._watch(work.is_completed, topic)
@@ -125,7 +125,7 @@ class Processes:
             raise self._lost(topic, error) from error
         finally:
             if self.roster is not None:
-                self.roster.wait_at(NOT_WAITING)
+                self.roster.leave_exchange()
         return out
 
     def _watch(self, completed: Callable[[], bool], topic: str) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 RUNNING, ENDED, FAILED = 1, 2, 3
 NOT_WAITING, IN_EXCHANGE = -1, -2
-"""A rank waits at a count of writes, or for all others, or not at all."""
+"""A rank waits at a count of writes, or for all others, or not at all.  In its n-th exchange, from
+0, it is at IN_EXCHANGE - n: who has left that one knows that it will go on as well."""
 _STATE, _WRITES, _WAITING, _LENGTH = range(4)
 _WORD = 8
 _TEXT_AT = 4 * _WORD
@@ -37,6 +38,7 @@ class Roster:
         self._files: list[int] = []
         self._locks: dict[int, int] = {}
         self._map: mmap.mmap | None = None
+        self._exchanges = 0  # that this rank has left
 
     def enter(self) -> None:
         """Makes this rank's lock and, on rank 0, the file of all entries."""
@@ -75,6 +77,15 @@ class Roster:
     def wait_at(self, writes: int) -> None:
         """This rank has looked at its words behind so many writes, and some were missing."""
         self._put(_WAITING, writes)
+
+    def enter_exchange(self) -> None:
+        """This rank waits for all others; exchanges come in the same order on all ranks."""
+        self._put(_WAITING, IN_EXCHANGE - self._exchanges)
+
+    def leave_exchange(self) -> None:
+        """All others have come."""
+        self._exchanges += 1
+        self._put(_WAITING, NOT_WAITING)
 
     def end(self) -> None:
         """This rank will not write any more."""
@@ -117,13 +128,14 @@ class Roster:
         return any(self._get(r, _STATE) == RUNNING and not self._free(r) for r in self._others())
 
     def may_write(self) -> tuple[int, ...]:
-        """Other ranks that run and are not known to wait at the present count of writes."""
-        now = self.writes()
+        """Other ranks that run and are not known to wait at the present count of writes, or in an
+        exchange that this rank has not left."""
+        now, here = self.writes(), IN_EXCHANGE - self._exchanges
+        waiting = {rank: self._get(rank, _WAITING) for rank in self._others()}
         return tuple(
             rank
-            for rank in self._others()
-            if self._get(rank, _STATE) == RUNNING
-            and self._get(rank, _WAITING) not in (now, IN_EXCHANGE)
+            for rank, at in waiting.items()
+            if self._get(rank, _STATE) == RUNNING and at != now and at > here
         )
 
     def _others(self) -> tuple[int, ...]:

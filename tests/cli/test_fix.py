@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from spec_project import PIPELINES, SHIPPED, edit, make_project, plan_of, render
+from spec_project import PIPELINES, edit, make_project, plan_of, render, source_of
 
 from kpipe.codegen.cli import main
 from kpipe.codegen.commands.fix import apply_fixes, edited
@@ -27,7 +27,7 @@ def fix(*specs: str) -> Result:
 
 
 def shipped(name: str) -> bytes:
-    return (SHIPPED / name).read_bytes()
+    return source_of(name).read_bytes()
 
 
 def test_a_dropped_join_is_put_back_and_generates_what_was_shipped(project: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from kpipe.runtime.comm import process_gate
 from kpipe.runtime.comm.gate import RankAborted
 from kpipe.runtime.comm.process_gate import ProcessGate
-from kpipe.runtime.comm.roster import IN_EXCHANGE, NOT_WAITING, Roster
+from kpipe.runtime.comm.roster import Roster
 
 RANKS = 3
 
@@ -59,11 +59,24 @@ def test_a_failure_is_heard_and_cut_to_what_fits(rosters):
 
 def test_when_all_wait_nobody_waits_for_the_deadline(rosters):
     rosters[1].wait_at(0)
-    rosters[2].wait_at(IN_EXCHANGE)
+    rosters[2].enter_exchange()
     assert outcome(rosters[0], lambda: False) == "every rank waits or has ended"
-    rosters[2].wait_at(NOT_WAITING)
+    rosters[2].leave_exchange()
     rosters[2].end()
     assert outcome(rosters[0], lambda: False) == "every rank waits or has ended"
+
+
+def test_a_rank_that_has_not_left_an_exchange_yet_may_still_write(rosters):
+    """It sleeps in an exchange that this rank has left; in the next one it waits for this rank."""
+    rosters[2].end()
+    for roster in rosters[:2]:
+        roster.enter_exchange()
+    assert rosters[0].may_write() == ()
+    rosters[0].leave_exchange()
+    assert rosters[0].may_write() == (1,)
+    rosters[1].leave_exchange()
+    rosters[1].enter_exchange()
+    assert rosters[0].may_write() == ()
 
 
 def test_a_word_that_came_behind_the_look_is_seen(rosters):

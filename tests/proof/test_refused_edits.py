@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from spec_project import SHIPPED, edit, make_project, plan_of
+from spec_project import edit, make_project, plan_of, source_of
 
 from kpipe.codegen.cli import main
 from kpipe.codegen.ops.registry import CONTRACTS
@@ -23,7 +23,7 @@ from kpipe.codegen.proof.prove import prove
 
 DCP = "dsa_dcp.yaml"
 SPEC = f"pipelines/{DCP}"
-TEXT = (SHIPPED / DCP).read_text()
+TEXT = source_of(DCP).read_text()
 
 
 @pytest.fixture(autouse=True)

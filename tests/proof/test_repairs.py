@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from spec_project import SHIPPED, edit, findings_of, make_project, plan_of
+from spec_project import edit, findings_of, make_project, plan_of, source_of
 
 from kpipe.codegen.commands.check import check_one
 from kpipe.codegen.diagnostics import Diagnostic, Edit, Repair, Span, render_text
@@ -124,7 +124,7 @@ def test_a_trial_touches_no_file_and_sees_what_would_be_found(tmp_path: Path) ->
     assert {finding.code for finding in late.found} == {"KP201"} and late.pipeline is None
     fine = tried(path, texts, moved_ahead(texts, join, words.named("fork", "main", "core")), None)
     assert fine.found == () and {step.mode for step in fine.steps} == {"fork", "wait"}
-    assert Path(path).read_text() == (SHIPPED / DCP).read_text()
+    assert Path(path).read_text() == source_of(DCP).read_text()
 
 
 def test_a_mode_that_no_step_selects_is_tried_for_every_step(tmp_path: Path) -> None:
