@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 
 from kpipe.runtime.bench import leave_out_others, middle
-from kpipe.runtime.bench_inputs import TimedLayer, layer_of_step, make_inputs
+from kpipe.runtime.bench_inputs import TimedLayer, make_inputs
 from kpipe.runtime.evidence import versions
-from kpipe.runtime.generated_folder import launches, load_layer
+from kpipe.runtime.generated_folder import launches, layer_of_step, load_layer
 from kpipe.runtime.host.launch import arch_of
 from kpipe.runtime.memory import Scratch
 

@@ -17,11 +17,7 @@ import argparse
 import importlib.util
 import itertools
 import json
-import multiprocessing
-import os
 import sys
-import tempfile
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -88,36 +84,14 @@ def splits_of(module: ModuleType, rows: int, swept: bool) -> list[int]:
     return sorted({splits_for(module, rows), *fits})
 
 
-def compile_all(modules: dict[str, ModuleType], wanted: set[tuple[str, int]]) -> None:
-    """Every (form, splits), by as many processes as there are cores: each compiles in one thread.
-
-    What another process cannot compile is compiled where it is used.
-    """
-    from kpipe.runtime.tune_compile import load_object
-
-    context = multiprocessing.get_context("spawn")
-    count = min(os.cpu_count() or 1, len(wanted))
-    with tempfile.TemporaryDirectory() as place, ProcessPoolExecutor(count, context) as pool:
-        waiting = {}
-        for name, splits in sorted(wanted):
-            target = Path(place) / f"{name}_{splits}.o"
-            file = str(modules[name].__file__)
-            waiting[pool.submit(compile_to_file, file, splits, str(target))] = name, splits, target
-        for number, done in enumerate(as_completed(waiting), 1):
-            name, splits, target = waiting[done]
-            kernel = modules[name].SparseDecodeWide(splits=splits)
-            if done.exception() is not None or not load_object(kernel, ARCH, target):
-                print(f"{name} splits {splits}: left to this process", flush=True)
-            print(f"{number} of {len(waiting)} kernels compiled", flush=True)
-
-
 def compile_to_file(file: str, splits: int, target: str) -> None:
-    """One kernel into an object file; runs in its own process."""
+    """One kernel into an object file; runs in a process of its own."""
     from kpipe.runtime.host.compile import compile_kernel
+    from kpipe.runtime.tune_compile import export
 
     module = load(Path(file))
-    compiled = compile_kernel(module.SparseDecodeWide(splits=splits), module.operands(), ARCH)
-    compiled.export_to_c(object_file_path=target, function_name=Path(target).stem)  # type: ignore[attr-defined]
+    kernel = module.SparseDecodeWide(splits=splits)
+    export(compile_kernel(kernel, module.operands(), ARCH), target)
 
 
 class Forms:
@@ -210,6 +184,8 @@ def main() -> int:
         parser.error("give --render FOLDER or --kernels FOLDER")
     import torch
 
+    from kpipe.runtime.tune_compile import compile_ahead
+
     torch.manual_seed(torch.seed() % 2**31)
     forms = Forms(options.kernels)
     names = [name for name in forms.modules if options.only in name]
@@ -225,12 +201,19 @@ def main() -> int:
         (name, rows): splits_of(forms.modules[name], rows, options.sweep)
         for name, rows in itertools.product(names, ROWS)
     }
-    compile_all(forms.modules, {(name, s) for (name, _), found in counts.items() for s in found})
-    for name, rows in counts:
-        forms.check(name, rows, splits_for(forms.modules[name], rows))
-    if not options.quick:
-        for (name, rows), found in counts.items():
-            forms.time(name, rows, found)
+    jobs = {
+        forms.modules[name].SparseDecodeWide(splits=splits): partial(
+            compile_to_file, str(forms.modules[name].__file__), splits
+        )
+        for (name, _), found in counts.items()
+        for splits in found
+    }
+    with compile_ahead(jobs, ARCH, 0, partial(print, flush=True)):
+        for name, rows in counts:
+            forms.check(name, rows, splits_for(forms.modules[name], rows))
+        if not options.quick:
+            for (name, rows), found in counts.items():
+                forms.time(name, rows, found)
     if options.out:
         document = {"gpu": torch.cuda.get_device_name(), "records": forms.records}
         options.out.write_text(json.dumps(document, indent=1) + "\n")

@@ -22,7 +22,7 @@ from kpipe.runtime.layer import Layer
 from kpipe.runtime.memory import Scratch
 from kpipe.runtime.metadata import LayerError
 from kpipe.runtime.sharding import Shard
-from kpipe.runtime.tune_compile import compile_ahead, kernels_of
+from kpipe.runtime.tune_compile import compile_ahead, jobs_of, kernels_of
 from kpipe.runtime.tune_plan import Candidate, Plan, Step
 
 
@@ -156,7 +156,8 @@ class DeviceBench:
             for candidate in step.candidates
             for found in kernels_of(self.layer_class(step, candidate), self.plan.arch, comm)
         ]
-        with compile_ahead(self.plan.folder, kernels, self.plan.arch, jobs, say):
+        known = jobs_of(self.plan.folder, kernels, self.plan.arch)
+        with compile_ahead(known, self.plan.arch, jobs, say):
             yield
 
     def _open_inputs(self, step: Step) -> None:

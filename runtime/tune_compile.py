@@ -11,9 +11,10 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,43 +48,51 @@ def kernels_of(layer_class: type[Layer], arch: str, comm: Any = None) -> list[An
     return found
 
 
+Compiled = Callable[[str], None]
+"""Compiles a kernel into the object file of that path, by `export`; another process calls it."""
+
+
+def jobs_of(folder: Path, kernels: Sequence[Any], arch: str) -> dict[Any, Compiled]:
+    """What compiles each of these kernels of a generated folder; equal ones once."""
+    from kpipe.runtime.host.compile import flags_of
+
+    found = {}
+    for kernel in kernels:
+        module = type(kernel).__module__.rpartition(".kernels.")[2]
+        job = (str(folder), module, type(kernel).__name__, flags_of(kernel), arch)
+        found[kernel] = partial(compile_to_file, *job)
+    return found
+
+
 @contextmanager
 def compile_ahead(
-    folder: Path, kernels: Sequence[Any], arch: str, jobs: int, say: Callable[[str], None]
+    jobs: Mapping[Any, Compiled], arch: str, processes: int, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Inside, every kernel that another process could compile is loaded; `jobs` 0: one a core."""
-    distinct = list(dict.fromkeys(kernels))
-    count = min(jobs or os.cpu_count() or 1, MOST, len(distinct))
+    """Inside, every kernel that another process could compile is loaded; 0 processes: one a core.
+
+    `jobs` says how, by kernel.
+    """
+    count = min(processes or os.cpu_count() or 1, MOST, len(jobs))
     with tempfile.TemporaryDirectory(prefix="kpipe-tune-") as place:
         if count > 1:
-            say(f"{len(distinct)} kernels to compile, {count} processes")
-            _compile_all(folder, distinct, arch, count, Path(place), say)
+            say(f"{len(jobs)} kernels to compile, {count} processes")
+            _compile_all(jobs, arch, count, Path(place), say)
         yield
 
 
 def _compile_all(
-    folder: Path,
-    kernels: Sequence[Any],
-    arch: str,
-    count: int,
-    place: Path,
-    say: Callable[[str], None],
+    jobs: Mapping[Any, Compiled], arch: str, count: int, place: Path, say: Callable[[str], None]
 ) -> None:
-    from kpipe.runtime.host.compile import flags_of
-
     context = multiprocessing.get_context("spawn")
     left = 0
     with ProcessPoolExecutor(count, mp_context=context) as pool:
         waiting = {}
-        for number, kernel in enumerate(kernels):
-            module = type(kernel).__module__.rpartition(".kernels.")[2]
-            path = place / f"kpipe_{number}.o"  # the stem is the function's name in it
-            name = type(kernel).__name__
-            job = (str(folder), module, name, flags_of(kernel), arch, str(path), path.stem)
-            waiting[pool.submit(compile_to_file, *job)] = (kernel, path)
+        for number, (kernel, job) in enumerate(jobs.items()):
+            path = place / f"kpipe_{number}.o"
+            waiting[pool.submit(job, str(path))] = (kernel, path)
         for number, done in enumerate(as_completed(waiting), 1):
             kernel, path = waiting[done]
-            left += done.exception() is not None or not load_object(kernel, arch, path)
+            left += done.exception() is not None or not _load(kernel, arch, path)
             if number % 25 == 0 or number == len(waiting):
                 say(f"{number} of {len(waiting)} kernels compiled")
     if left:
@@ -91,27 +100,22 @@ def _compile_all(
 
 
 def compile_to_file(
-    folder: str,
-    module: str,
-    name: str,
-    flags: Sequence[tuple[str, Any]],
-    arch: str,
-    path: str,
-    symbol: str,
+    folder: str, module: str, name: str, flags: Sequence[tuple[str, Any]], arch: str, path: str
 ) -> None:
     """Compile one kernel of a generated folder into an object file; runs in its own process."""
     from kpipe.runtime.host.kernel_file import KernelFile
 
     file = KernelFile(load_layer(folder).PACKAGE, f"{module}:{name}", arch)
-    compiled = file.variant(dict(flags)).load()
-    compiled.export_to_c(object_file_path=path, function_name=symbol)  # type: ignore[attr-defined]
+    export(file.variant(dict(flags)).load(), path)
 
 
-def load_object(kernel: Any, arch: str, path: Path) -> bool:
-    """Make an object file the compiled kernel; False where it cannot be loaded here.
+def export(compiled: Any, path: str) -> None:
+    """A compiled kernel as an object file; the function in it has the stem of the file's name."""
+    compiled.export_to_c(object_file_path=path, function_name=Path(path).stem)
 
-    The function in it has the name of the file without its ending.
-    """
+
+def _load(kernel: Any, arch: str, path: Path) -> bool:
+    """Make an object file the compiled kernel; False where it cannot be loaded here."""
     from cutlass import cute
 
     from kpipe.runtime.host.compile import keep_compiled

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kpipe.runtime.generated_folder import load_layer
-from kpipe.runtime.host.compile import flags_of
-from kpipe.runtime.tune_compile import compile_to_file, kernels_of
+from kpipe.runtime.tune_compile import jobs_of, kernels_of
 
 FOLDER = Path(__file__).parents[2] / "generated" / "dsa_tp"
 
@@ -15,7 +14,6 @@ def test_a_kernel_of_the_list_becomes_an_object_with_its_function(tmp_path: Path
     found = kernels_of(load_layer(FOLDER), "sm_90a")
     kernel = next(one for one in found if type(one).__name__ == "RmsNorm")
     path = tmp_path / "kpipe_0.o"
-    job = (str(FOLDER), "rms_norm", "RmsNorm", flags_of(kernel), "sm_90a", str(path), path.stem)
-    compile_to_file(*job)
+    jobs_of(FOLDER, [kernel], "sm_90a")[kernel](str(path))
     data = path.read_bytes()
     assert data[:4] == b"\x7fELF" and b"kpipe_0" in data
