@@ -37,10 +37,10 @@ def once(options: argparse.Namespace) -> dict[str, Any]:
     prepare = layer_class.prepare
     seconds: list[float] = []
 
-    def timed(layer: Any, *records: Any, **named: Any) -> None:
+    def timed(prepared: Any, /, *records: Any, **named: Any) -> None:
         torch.cuda.synchronize()
         started = time.monotonic()
-        prepare(layer, *records, build=options.build or None, **named)
+        prepare(prepared, *records, build=options.build or None, **named)
         torch.cuda.synchronize()
         seconds.append(time.monotonic() - started)
 

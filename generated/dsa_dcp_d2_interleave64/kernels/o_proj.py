@@ -1,0 +1,114 @@
+"""Generated from pipelines/dsa_dcp_d2_interleave64.yaml; do not edit.
+
+Output projection of this rank's heads:
+
+    partial = BF16(gated . o_proj^T)        FP32 accumulation
+
+This rank's partial goes into its place in the mailboxes: every row to every rank, or of a row to
+each rank the columns that it owns (`two_shot`). Negative zeros become positive, so that no pair of
+BF16 is the sentinel.
+
+Grid     (ceil(OUTPUTS / tile_n), ceil(rows / tokens)): a CTA makes tile_n outputs of up to
+         `tokens` rows.
+Loads    A ring in shared memory: one warp has the copy engine bring weights, others copy rows
+         by cp.async, the rest multiply. Tile, ring and order of the sum: see the device module
+         `skinny`.
+Wait     As much of o_proj as the ring holds is requested before it, everything else behind it.
+         Released once the last rows are requested.
+Rounding to BF16 once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+from cutlass import Int32, cute
+
+from kpipe.runtime.device import pdl, skinny
+from kpipe.runtime.device.output_mail import PublishedGemm
+from kpipe.runtime.host.compile import Symbol, TensorSpec
+
+INPUTS = 6144
+OUTPUTS = 7168
+RANKS = 2
+
+
+def operands() -> tuple[TensorSpec, ...]:
+    """Tensors of a launch, in the order of the arguments."""
+    rows = Symbol("rows")
+    return (
+        TensorSpec("gated", "bf16", (rows, INPUTS)),
+        TensorSpec("o_proj", "bf16", (OUTPUTS, INPUTS)),
+        TensorSpec("o_mail_peers", "i64", (RANKS,)),
+    )
+
+
+@dataclass(frozen=True)
+class OProj:
+    """The ranks' mailboxes get BF16(gated . o_proj^T).
+
+    release:  let the dependent grid start once this one's loads are requested.
+    pdl:      launch with the attribute that lets this grid start before its predecessor ends.
+    dcp:      publishes; this file has one form only.
+    two_shot: to each rank the columns that it owns, else everything to everybody.
+    tile_n:   outputs of a CTA, a multiple of 8.
+    tokens:   rows of a CTA: 8, 16, 32 or 64. Any number of rows may be launched; the
+              smallest that holds them all is the fastest.
+    ring:     KiB of the ring; what it leaves, a CTA of the next kernel may take.
+
+    Raises ValueError for a tile that the kernel is not written for.
+    """
+
+    release: bool = True
+    pdl: bool = True
+    dcp: bool = True
+    two_shot: bool = False
+    tile_n: int = 64
+    tokens: int = 64
+    ring: int = skinny.MOST_SHARED
+
+    def __post_init__(self) -> None:
+        if self.two_shot and OUTPUTS % RANKS:
+            raise ValueError(f"two_shot: {OUTPUTS} columns do not divide by {RANKS} ranks")
+        self._product()
+
+    def _product(self) -> PublishedGemm:
+        return PublishedGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens, self.ring)
+
+    @cute.jit
+    def __call__(self, gated: cute.Tensor, o_proj: cute.Tensor, o_mail_peers: cute.Tensor, stream):
+        product = self._product()
+        weights, rows = product.weight_map(o_proj), Int32(gated.shape[0])
+        self.o_proj(gated, weights, rows, o_mail_peers).launch(
+            grid=product.grid(gated.shape[0]),
+            block=[product.threads, 1, 1],
+            stream=stream,
+            use_pdl=self.pdl,
+        )
+
+    @cute.kernel
+    def o_proj(self, gated: cute.Tensor, o_proj, rows: Int32, o_mail_peers: cute.Tensor):
+        product = self._product()
+        ring = product.make_ring()
+        sums = product.zero_sums()
+        warp = cute.arch.warp_idx()
+
+        if warp == skinny.REQUESTING_WARP:
+            product.request_weights(ring, o_proj)
+        cute.arch.sync_threads()  # the barriers of the ring are ready
+        pdl.wait()
+        if warp == skinny.REQUESTING_WARP:
+            product.request_rest(ring, o_proj)
+        elif product.copies(warp):
+            product.copy_tokens(ring, gated)
+            if cutlass.const_expr(self.release):
+                pdl.release()
+        else:
+            product.multiply(ring, sums)
+        cute.arch.sync_threads()  # the ring is read to its end: sums may take its place
+        if product.multiplies(warp):
+            product.keep(ring, sums)
+        cute.arch.sync_threads()
+        owned = OUTPUTS // RANKS if self.two_shot else 0
+        product.publish(ring, rows, owned, o_mail_peers)
