@@ -101,6 +101,7 @@ class Derive(Enum):
     CONTEXT_PARALLEL = "context_parallel"  # the spec shards contexts (`parallel.dcp` is given)
     ONLY_WRITER = "only_writer"  # the operand has a reader and no other writer in this mode
     IS_WRITTEN = "is_written"  # another op writes the operand ahead of this one
+    WRITTEN_APART = "written_apart"  # another op of this mode writes the operand, early or late
     ONLY_POLLER = "only_poller"  # no other op polls the operand in this mode
     OPTION = "option"  # read from the stage's `options`
 

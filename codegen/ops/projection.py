@@ -47,12 +47,15 @@ _BESIDE_INDEX_FRONT = (
 
 PACKED_GEMM = Contract(
     name="packed_gemm",
-    doc="One GEMM for all input projections: y = x @ W^T, FP32 accumulation, one cast to BF16.",
+    doc="One GEMM for all input projections: y = x @ W^T, FP32 accumulation, one cast to BF16. "
+    "The gate's columns are left to gate_gemm where a mode has it.",
     operands=(
         step("hidden", "rows, hidden", "bf16", type=REPLICATED),
         weight("packed", "pitch, hidden"),
         writes("projected", "rows, pitch", "bf16", type=_PROJECTED),
     ),
+    flags=(Flag("without_gate", Derive.WRITTEN_APART, "gate"),),
+    constants=("gate_columns",),
     reference="projection:packed_gemm",
     kernel="packed_gemm",
     release=Release.AFTER_WEIGHTS,
@@ -60,6 +63,26 @@ PACKED_GEMM = Contract(
     tile=_TILE,
     tactics=_BESIDE_INDEX_FRONT,
     tile_values=(("tile_n", (32, 24, 40, 48, 16, 64)), _TOKENS, ("ring", (227, 104, 112, 72))),
+)
+
+GATE_GEMM = Contract(
+    name="gate_gemm",
+    doc="The output gate's columns of the packed projection, which nothing but the value needs: "
+    "y = x @ W^T, FP32 accumulation, one cast to BF16. Its weights may stream in while the middle "
+    "of the layer leaves memory idle.",
+    operands=(
+        step("hidden", "rows, hidden", "bf16", type=REPLICATED),
+        weight("packed", "pitch, hidden"),
+        writes("gate", "rows, heads * v_dim", "bf16", type=HEADS),
+    ),
+    constants=("gate_columns",),
+    reference="projection:gate_gemm",
+    kernel="gate_gemm",
+    release=Release.AFTER_WEIGHTS,
+    limits=Limits(divides=(("hidden", 64),)),
+    tile=_TILE,
+    tactics=_SMALLEST_TILE,
+    tile_values=(("tile_n", (32, 64, 48, 16, 96, 128)), _TOKENS, ("ring", (227, 112))),
 )
 
 INDEX_GEMM = Contract(
@@ -174,4 +197,4 @@ O_REDUCE = Contract(
     limits=Limits(tp=False, divides=(("hidden", 8),)),
 )
 
-CONTRACTS = (PACKED_GEMM, INDEX_GEMM, O_PROJ, O_REDUCE)
+CONTRACTS = (PACKED_GEMM, GATE_GEMM, INDEX_GEMM, O_PROJ, O_REDUCE)

@@ -39,6 +39,7 @@ def derive_flags(seats: Sequence[Seat], context_parallel: bool) -> tuple[dict[st
     flags: list[dict[str, bool]] = [_plain_flags(seat, context_parallel) for seat in seats]
     for derive, decide in (
         (Derive.IS_WRITTEN, _is_written),
+        (Derive.WRITTEN_APART, _is_written_apart),
         (Derive.ONLY_WRITER, _is_only_writer),
         (Derive.ONLY_POLLER, _is_only_poller),
     ):
@@ -78,6 +79,13 @@ def _is_written(
 ) -> bool:
     target = seats[position].targets.get(flag.operand, flag.operand)
     return any(_may_write(seats[other], target) for other in seats[position].ahead)
+
+
+def _is_written_apart(
+    seats: Sequence[Seat], flags: Sequence[Mapping[str, bool]], position: int, flag: Flag
+) -> bool:
+    target = seats[position].targets.get(flag.operand, flag.operand)
+    return any(_may_write(seat, target) for i, seat in enumerate(seats) if i != position)
 
 
 def _is_only_writer(

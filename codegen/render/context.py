@@ -224,6 +224,10 @@ def _op_constants(
             bound.append((name, f'"{contract.lse_base}"'))
         elif name == "rounds":
             bound.append((name, "ROUNDS"))
+        elif name == "gate_columns":
+            if found := _columns(plan, "gate"):
+                constants["GATE_COLUMNS"] = found
+                bound.append((name, "GATE_COLUMNS"))
         elif name in ("sigmoid", "index_quant", "round_mix"):
             bound.append((name, f'"{plan.numerics[name]}"'))
         else:
@@ -237,6 +241,12 @@ def _op_constants(
         if not option.table and option.name not in told:
             bound.append((option.name, f'"{_option(plan, contract, option.name)}"'))
     return bound
+
+
+def _columns(plan: PipelinePlan, name: str) -> tuple[int, int] | None:
+    """Where the column of that name begins and ends in its buffer; None where none has it."""
+    found = (c for buffer in plan.buffers for c in buffer.columns if c[0] == name)
+    return next(((offset, offset + width) for _, offset, width in found), None)
 
 
 def _option(plan: PipelinePlan, contract: Contract, name: str) -> str:

@@ -43,9 +43,42 @@ class GemmCase:
 
 
 class PackedGemmCase(GemmCase):
-    """projected = BF16(hidden . packed^T)."""
+    """projected = BF16(hidden . packed^T); without the gate its columns are left alone."""
 
     class_name, outputs = "PackedGemm", ("projected",)
+    judged_flags = ("without_gate",)
+
+    def check(
+        self, given: dict[str, Tensor], done: dict[str, Tensor], q: int, without_gate: bool = False
+    ) -> Verdict:
+        if not without_gate:
+            return super().check(given, done, q)
+        first, behind = self.module.GATE_COLUMN, self.module.GATE_COLUMN + self.module.GATE
+        kept = torch.ones(done[self.y].shape[1], dtype=torch.bool, device=DEVICE)
+        kept[first:behind] = False
+        made = {**done, self.y: done[self.y][:, kept]}
+        verdict = super().check({**given, self.w: given[self.w][kept]}, made, q)
+        if not bool(done[self.y][:, first:behind].isnan().all()):
+            verdict.wrong.append(f"{self.y}: the columns of the gate were written")
+        return verdict
+
+
+class GateGemmCase(GemmCase):
+    """gate = BF16(hidden . packed[gate]^T), columns of a packed row whose others are left alone."""
+
+    class_name, outputs = "GateGemm", ("gate",)
+
+    def inputs(self, rows: int, q: int) -> dict[str, Tensor]:
+        m = self.module
+        given = super().inputs(rows, q)
+        packed_rows = torch.full((rows, m.PITCH), NAN, dtype=torch.bfloat16, device=DEVICE)
+        given[self.y] = packed_rows[:, m.GATE_COLUMN : m.GATE_COLUMN + m.OUTPUTS]
+        return given
+
+    def check(self, given: dict[str, Tensor], done: dict[str, Tensor], q: int) -> Verdict:
+        m = self.module
+        part = given[self.w][m.GATE_COLUMN : m.GATE_COLUMN + m.OUTPUTS]
+        return super().check({**given, self.w: part}, done, q)
 
 
 class IndexGemmCase(GemmCase):
@@ -60,4 +93,9 @@ class OProjCase(GemmCase):
     class_name, outputs = "OProj", ("out",)
 
 
-CASES = {"packed_gemm": PackedGemmCase, "index_gemm": IndexGemmCase, "o_proj": OProjCase}
+CASES = {
+    "packed_gemm": PackedGemmCase,
+    "gate_gemm": GateGemmCase,
+    "index_gemm": IndexGemmCase,
+    "o_proj": OProjCase,
+}

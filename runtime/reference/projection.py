@@ -11,12 +11,32 @@ from .numerics import product
 from .reduce import owned_columns
 
 
-def packed_gemm(hidden: Tensor, projected: Tensor, *, packed: Tensor) -> None:
+def packed_gemm(
+    hidden: Tensor,
+    projected: Tensor,
+    *,
+    packed: Tensor,
+    gate_columns: tuple[int, int] = (0, 0),
+    without_gate: bool = False,
+) -> None:
     """projected = BF16(hidden @ packed^T), FP32 accumulation.
 
     hidden [rows, hidden] BF16, packed [pitch, hidden] BF16, projected [rows, pitch] BF16.
+    `without_gate` leaves the columns from `gate_columns[0]` to `gate_columns[1]` as they are.
     """
-    projected.copy_(product(hidden, packed))
+    first, behind = gate_columns if without_gate else (0, 0)
+    for part in (slice(0, first), slice(behind, None)):
+        projected[:, part].copy_(product(hidden, packed[part]))
+
+
+def gate_gemm(
+    hidden: Tensor, gate: Tensor, *, packed: Tensor, gate_columns: tuple[int, int]
+) -> None:
+    """gate = BF16(hidden @ W^T), FP32 accumulation; W: rows `gate_columns` of packed.
+
+    hidden [rows, hidden] BF16, packed [pitch, hidden] BF16, gate [rows, heads * v_dim] BF16.
+    """
+    gate.copy_(product(hidden, packed[slice(*gate_columns)]))
 
 
 def index_gemm(q_c: Tensor, index_q: Tensor, *, index_q_b: Tensor) -> None:

@@ -13,10 +13,16 @@ from test_compile import KERNELS, build, load, render
 
 from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.runtime.device import skinny
+from kpipe.runtime.device.gapped import GappedGemm
 from kpipe.runtime.device.skinny import SkinnyGemm
 from kpipe.runtime.device.tiles import TileShape
 
-PRODUCTS = {"packed_gemm": (3808, 7168), "index_gemm": (4096, 1536), "o_proj": (7168, 1536)}
+PRODUCTS = {
+    "packed_gemm": (3808, 7168),
+    "gate_gemm": (1536, 7168),
+    "index_gemm": (4096, 1536),
+    "o_proj": (7168, 1536),
+}
 SHAPES = {
     **PRODUCTS,
     "packed_gemm tp16": (3040, 7168),
@@ -124,6 +130,22 @@ def test_index_front_fits_beside_packed_gemm():
     # Rows, sums of eight warps, kept sums and q_norm of index_front, with room for small things.
     front_bytes = tokens * 1568 * 2 + 8 * 16 * 40 * 4 + tokens * 32 * 4 + 1536 * 2 + 2048
     assert rows >= 8 and (ring + 2) * 1024 + front_bytes <= 228 * 1024
+
+
+@pytest.mark.parametrize("tile_n", [16, 24, 32, 64])
+def test_a_gap_takes_its_tiles_away(tile_n):
+    """2112 outputs, the gate's 1536, 160: CTAs of the first and of the last, none of the gate."""
+    whole = SkinnyGemm(3808, 7168, tile_n, 8)
+    gapped = GappedGemm(3808, 7168, tile_n, 8, gap_at=2112, gap=1536)
+    assert gapped.grid(9) == [whole.grid(9)[0] - 1536 // tile_n, 2, 1]
+    assert (gapped.stages, gapped.threads) == (whole.stages, whole.threads)
+
+
+@pytest.mark.parametrize(("tile_n", "gap_at", "gap"), [(40, 2112, 1536), (64, 2112, 1528)])
+def test_a_gap_within_a_tile_is_refused(tile_n, gap_at, gap):
+    message = f"outputs {gap_at} to {gap_at + gap} are not whole tiles of tile_n {tile_n}"
+    with pytest.raises(ValueError, match=message):
+        GappedGemm(3808, 7168, tile_n, 8, gap_at=gap_at, gap=gap)
 
 
 def test_odd_columns_are_refused():

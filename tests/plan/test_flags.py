@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from spec_project import plan_edited
 
+from kpipe.codegen.diagnostics import SpecError
 from kpipe.codegen.plan.model import PipelinePlan
 
 TP_TABLE = (
@@ -112,6 +113,42 @@ def test_a_mode_that_may_not_stand_here_is_replaced(tmp_path: Path) -> None:
     plan = plan_dcp(tmp_path, "late")
     assert plan.fallbacks == (("late", "fork", "it excludes dcp"),)
     assert {(s.asked_mode, s.mode) for s in plan.plans} == {("late", "fork")}
+
+
+def plan_apart(root: Path, start: str) -> PipelinePlan:
+    """Modes with gate_gemm up to 8 rows; `start` is how the mode begins."""
+    mode = (
+        f"    apart:\n      main: [{start}, topk_select, core, join gates, value, o_proj]\n"
+        "      gates: [gate_gemm]\n  fallback: {late"
+    )
+    table = '    "1-8": apart\n    "9-32": serial\n    "33-64": fork_split\n'
+    edits = ("  fallback: {late", mode), ("ops: [packed_gemm]", "ops: [packed_gemm, gate_gemm]")
+    return plan_edited(root, "dsa_tp", (TP_TABLE, table), *edits)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "packed_gemm, fork gates, mla_query, index, index_scores",
+        "packed_gemm, mla_query, index, index_scores, fork gates",
+    ],
+)
+def test_the_gate_is_left_to_whoever_makes_it(start: str, tmp_path: Path) -> None:
+    """Wherever behind packed_gemm; modes without gate_gemm keep the whole product."""
+    plan = plan_apart(tmp_path, start)
+    assert flags_at(plan, 2) == {"packed_gemm": {"without_gate"}, **SERIAL}
+    assert flags_at(plan, 16) == WRITES
+
+
+def test_the_gate_is_not_made_beside_the_rest(tmp_path: Path) -> None:
+    """The contract of packed_gemm says that it writes the row, so nobody may write in it then."""
+    with pytest.raises(SpecError) as refused:
+        plan_apart(tmp_path, "fork gates, packed_gemm, mla_query, index, index_scores")
+    (finding,) = refused.value.findings
+    assert finding.code == "KP303"
+    assert finding.message == (
+        "mode `apart`: `gate_gemm` writes `projected` before `packed_gemm` has written it"
+    )
 
 
 def test_q_c_follows_the_flags(tmp_path: Path) -> None:

@@ -111,6 +111,16 @@ def test_packed_gemm_and_o_proj() -> None:
         close(out, expected)
 
 
+def test_the_gate_apart_is_the_whole_product() -> None:
+    hidden, weight = noise(5, 96), noise(40, 96, seed=1)
+    whole, parts = unset(5, 40), unset(5, 40)
+    projection.packed_gemm(hidden, whole, packed=weight)
+    projection.packed_gemm(hidden, parts, packed=weight, gate_columns=(16, 28), without_gate=True)
+    assert parts[:, 16:28].isnan().all() and not parts[:, :16].isnan().any()
+    projection.gate_gemm(hidden, parts[:, 16:28], packed=weight, gate_columns=(16, 28))
+    assert torch.equal(parts, whole)
+
+
 @pytest.mark.parametrize("layout", [TENSOR, DS_MLA])
 def test_mla_query_follows_the_formula(layout: CacheFormat) -> None:
     weights = query_weights()
