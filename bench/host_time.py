@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from host_parts.idle import idle_kernels, nothing, through_ffi, without_device
 from host_parts.timed import host_us
+
 from kpipe.runtime.bench import leave_out_others
 from kpipe.runtime.bench_inputs import Inputs, TimedLayer, make_inputs
 from kpipe.runtime.evidence import versions
@@ -96,9 +96,7 @@ def times(machine: Machine, one: TimedLayer) -> dict[str, Any]:
         found["without_launches_us"] = host_us(one.run, machine.idle).told()
     finally:
         _put_back(one.layer, saved)
-    found["launch_us"] = {
-        name: host_us(call, machine.idle).told() for name, call in calls.items()
-    }
+    found["launch_us"] = {name: host_us(call, machine.idle).told() for name, call in calls.items()}
     return found
 
 

@@ -103,6 +103,7 @@ class Layer:
         scratch = scratch or Scratch(device)
         self._bind_memory(scratch, layer)
         self._check_storage()
+        self._sized: dict[int, SimpleNamespace] = {}  # rows -> views, which prepare() has settled
         self._stop_after = ""
         if backend == "cuda":
             self._prepare_cuda(device, scratch, build)
@@ -125,7 +126,9 @@ class Layer:
         self._check_step(step)
         padded = step if size == step.rows else self._padded(step, size)
         method = self.TABLE[(self.arch, step.q)][size]
-        self._views = self.views(size)
+        if size not in self._sized:
+            self._sized[size] = self.views(size)
+        self._views = self._sized[size]
         if self.backend == "cuda":
             self.main = torch.cuda.current_stream(step.hidden.device)
         self._stop_after = stop_after
@@ -203,7 +206,7 @@ class Layer:
                     source = opened.kernel(op.kernel) if opened else None
                     ready = launch.CudaOp(
                         *(op, self.PACKAGE, bound, self.arch, lambda: self._views.rows),
-                        *(self._enter, comm, source),
+                        *(self._enter, comm, source, self._owns),
                     )
                     for call in mine:
                         with gathered(problems):
@@ -359,6 +362,11 @@ class Layer:
             known = ", ".join(dict.fromkeys(stages))
             raise LayerError(f"{self.NAME}: no stage {self._stop_after!r}; stages: {known}")
         return stages
+
+    def _owns(self, value: object) -> bool:
+        """Whether an operand is a view, a mailbox or a cache of this layer."""
+        mine = (*vars(self._views).values(), *(getattr(self, n) for n in self.MEMORY.caches))
+        return any(value is one for one in mine)
 
     def _enter(self, op: Op) -> None:
         """Called ahead of every op: names the stage for errors, ends a run cut short."""

@@ -1,0 +1,191 @@
+"""A call of an op, worked out once: which operand goes to which place of which kernel.
+
+A generated method hands an op the same views, caches and flags in every step; only the step's own
+tensors are others each time. So the way from operands to kernel arguments is kept, together with
+the objects that it was found for, and used again for as long as those very objects come back.
+
+Views and mailboxes belong to the layer, and nobody puts other memory behind them: a kernel behind
+TVM-FFI is handed its own form of them, made once. Weights, caches and the step's tensors are the
+engine's; they are converted at each call, so that what is launched on is what they are then. The
+first torch tensor of a call also tells it torch's current stream, so every launch has one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import is_, itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kpipe.runtime.comm.device_mailbox import DeviceMailbox
+from kpipe.runtime.formats import PagedCache
+
+Values = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A compiled kernel, the names of its operands in order, and whether it polls."""
+
+    kernel: Callable[..., None]
+    order: tuple[str, ...]
+    polls: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLaunch:
+    """A kernel and its arguments: `pick` takes them out of a call's values and the `constants`."""
+
+    kernel: Callable[..., None]
+    polls: bool
+    constants: Values
+    pick: Callable[[Values], Values]
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """What a call launches, for values of which those at `pick_held` are the `held` objects.
+
+    `moving` are the places of tensors that may be others each time, and their dtypes.  A plan
+    with `again` False holds for one call only.
+    """
+
+    launches: tuple[PlannedLaunch, ...]
+    held: Values
+    pick_held: Callable[[Values], Values]
+    moving: tuple[tuple[int, torch.dtype], ...]
+    again: bool
+
+    def fits(self, values: Values) -> bool:
+        """Whether the plan holds for a call with these values, as many as it was made for."""
+        for place, dtype in self.moving:
+            if getattr(values[place], "dtype", None) is not dtype:
+                return False
+        return all(map(is_, self.pick_held(values), self.held))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a kernel's argument comes from: the call's value at `place`, or else `tensor`.
+
+    `own` says that the tensor is one of the layer's own.
+    """
+
+    tensor: Tensor | None
+    place: int = -1
+    own: bool = False
+
+
+def plan_call(
+    named: Iterable[tuple[str, Any]],
+    rows: int,
+    bound: Mapping[str, Any],
+    owned: Callable[[Any], bool],
+    compiled: Callable[[tuple[tuple[str, Any], ...]], Iterable[Launch]],
+) -> CallPlan:
+    """The plan of one call.
+
+    `named` are its values by the names of the operands, in order; `bound` what the op holds;
+    `owned` says of a value whether the layer keeps it for good; `compiled` gives the launches for
+    the call's flags, sorted by name.  What `compiled` and a mailbox's `operands` raise passes
+    through.
+    """
+    values = tuple(named)
+    sources: dict[str, _Source] = {}
+    flags, held, moving = [], [], []
+    again = True
+    for place, (name, value) in enumerate(values):
+        keep = True
+        if isinstance(value, DeviceMailbox):
+            keep = owned(value)
+            for part, tensor in value.operands(rows).items():
+                sources[part] = _Source(tensor, own=keep)
+        elif isinstance(value, Tensor | PagedCache):
+            keep = owned(value)
+            sources[name] = _Source(as_bytes(value), own=keep and isinstance(value, Tensor))
+            if not keep and sources[name].tensor is value:
+                sources[name] = _Source(None, place)
+                moving.append((place, value.dtype))
+                continue
+        else:
+            flags.append((name, value))
+        again = again and keep
+        held.append(place)
+    launches = tuple(
+        _planned(launch, sources, bound, len(values)) for launch in compiled(tuple(sorted(flags)))
+    )
+    seen = tuple(values[place][1] for place in held)
+    return CallPlan(launches, seen, picker(held), tuple(moving), again)
+
+
+def _planned(
+    launch: Launch, sources: Mapping[str, _Source], bound: Mapping[str, Any], count: int
+) -> PlannedLaunch:
+    """One launch of a call with `count` values."""
+    convert = converter(launch.kernel)
+    found = [
+        sources.get(name) or _Source(bound.get(name))
+        for name in launch.order
+    ]
+    torch_tensors = any(s.place >= 0 or (s.tensor is not None and not s.own) for s in found)
+    constants: list[Any] = []
+    places = []
+    for source in found:
+        if source.place >= 0:
+            places.append(source.place)
+            continue
+        places.append(count + len(constants))
+        constants.append(convert(source.tensor) if source.own and torch_tensors else source.tensor)
+        torch_tensors = torch_tensors or source.tensor is not None
+    kernel = straight(launch.kernel)
+    return PlannedLaunch(kernel, launch.polls, tuple(constants), picker(places))
+
+
+def as_bytes(value: Tensor | PagedCache) -> Tensor:
+    """What a kernel is handed: caches and FP8 tensors travel as bytes."""
+    tensor = value.data if isinstance(value, PagedCache) else value
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+
+
+def picker(places: Sequence[int]) -> Callable[[Values], Values]:
+    """A function that takes the values at these places out of a tuple, as a tuple."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: tuple(values[place] for place in places)
+
+
+def converter(kernel: Callable[..., None]) -> Callable[[Any], Any]:
+    """What makes a tensor into the form that `kernel` takes with least work; None stays None.
+
+    Only where torch hands its tensors over without touching a stream, so that nothing of it can
+    end up in a graph that is being captured.
+    """
+    if _function_class(kernel) is None or not hasattr(Tensor, "__dlpack_c_exchange_api__"):
+        return lambda tensor: tensor
+    import tvm_ffi
+
+    return lambda tensor: None if tensor is None else tvm_ffi.from_dlpack(tensor)
+
+
+def straight(kernel: Callable[..., None]) -> Callable[..., None]:
+    """The same call without what the compiler's class looks at ahead of each: it is looked at here.
+
+    A kernel of tensors only, which is loaded, is called by the class that it derives from.
+    """
+    base = _function_class(kernel)
+    if base is None or type(kernel) is base or not kernel.__chandle__():
+        return kernel
+    arguments = getattr(kernel, "execution_args", None)
+    if getattr(arguments, "has_pointer_address_arg_specs", True):
+        return kernel
+    return base.__call__.__get__(kernel)
+
+
+def _function_class(kernel: Callable[..., None]) -> Any:
+    """The class of functions behind TVM-FFI, where `kernel` is one; else None."""
+    ffi = sys.modules.get("tvm_ffi")  # whoever made such a kernel has loaded it
+    return ffi.Function if ffi is not None and isinstance(kernel, ffi.Function) else None
