@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -46,7 +46,6 @@ def without_device() -> Iterator[None]:
     with ExitStack() as patches:
         for place, name, value in (
             (torch.cuda, "current_stream", lambda *_: main),
-            (torch.cuda, "stream", nullcontext),
             (launch, "side_stream", lambda device, name, *_: IdleStream(name)),
             (layer_module, "_refuse_host", lambda *_: None),
         ):

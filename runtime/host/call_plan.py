@@ -15,8 +15,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_, itemgetter
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,36 +36,41 @@ class Launch:
     polls: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedLaunch:
-    """A kernel and its arguments: `pick` takes them out of a call's values and the `constants`."""
+class PlannedLaunch(NamedTuple):
+    """A kernel and its arguments, which `pick` takes out of a call's values and the `constants`
+    behind them; without `pick` they are the constants."""
 
     kernel: Callable[..., None]
-    polls: bool
     constants: Values
-    pick: Callable[[Values], Values]
+    pick: Callable[[Values], Values] | None
+    polls: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
-    """What a call launches, for values of which those at `pick_held` are the `held` objects.
+    """What a call launches whose values are the `held` objects at their places.
 
     `moving` are the places of tensors that may be others each time, and their dtypes.  A plan
     with `again` False holds for one call only.
     """
 
     launches: tuple[PlannedLaunch, ...]
-    held: Values
-    pick_held: Callable[[Values], Values]
+    held: tuple[tuple[int, Any], ...]
     moving: tuple[tuple[int, torch.dtype], ...]
     again: bool
 
     def fits(self, values: Values) -> bool:
         """Whether the plan holds for a call with these values, as many as it was made for."""
-        for place, dtype in self.moving:
-            if getattr(values[place], "dtype", None) is not dtype:
+        for place, one in self.held:
+            if values[place] is not one:
                 return False
-        return all(map(is_, self.pick_held(values), self.held))
+        try:
+            for place, dtype in self.moving:
+                if values[place].dtype is not dtype:
+                    return False
+        except AttributeError:  # no tensor
+            return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -114,12 +119,11 @@ def plan_call(
         else:
             flags.append((name, value))
         again = again and keep
-        held.append(place)
+        held.append((place, value))
     launches = tuple(
         _planned(launch, sources, bound, len(values)) for launch in compiled(tuple(sorted(flags)))
     )
-    seen = tuple(values[place][1] for place in held)
-    return CallPlan(launches, seen, picker(held), tuple(moving), again)
+    return CallPlan(launches, tuple(held), tuple(moving), again)
 
 
 def _planned(
@@ -127,10 +131,7 @@ def _planned(
 ) -> PlannedLaunch:
     """One launch of a call with `count` values."""
     convert = converter(launch.kernel)
-    found = [
-        sources.get(name) or _Source(bound.get(name))
-        for name in launch.order
-    ]
+    found = [sources.get(name) or _Source(bound.get(name)) for name in launch.order]
     torch_tensors = any(s.place >= 0 or (s.tensor is not None and not s.own) for s in found)
     constants: list[Any] = []
     places = []
@@ -142,7 +143,8 @@ def _planned(
         constants.append(convert(source.tensor) if source.own and torch_tensors else source.tensor)
         torch_tensors = torch_tensors or source.tensor is not None
     kernel = straight(launch.kernel)
-    return PlannedLaunch(kernel, launch.polls, tuple(constants), picker(places))
+    pick = picker(places) if len(constants) < len(places) else None
+    return PlannedLaunch(kernel, tuple(constants), pick, launch.polls)
 
 
 def as_bytes(value: Tensor | PagedCache) -> Tensor:

@@ -39,10 +39,10 @@ MOST_PLANS = 8
 class CudaOp:
     """The kernel of one op: made ready per structure, called with the step's tensors.
 
-    `bound` are weights and constants; `rows` gives the rows of the step that is running; `comm` is
-    this rank's end of a group on the device, None for a rank alone; `source` is a build of the
-    kernel, None for its file in the generated `package`, which is then compiled here; `owned` says
-    of an operand whether the layer keeps it, and so may this op.
+    `bound` are weights and constants; `enter` is told of every call and gives the rows of the step
+    that is running; `comm` is this rank's end of a group on the device, None for a rank alone;
+    `source` is a build of the kernel, None for its file in the generated `package`, which is then
+    compiled here; `owned` says of an operand whether the layer keeps it, and so may this op.
     """
 
     def __init__(
@@ -51,8 +51,7 @@ class CudaOp:
         package: str,
         bound: Mapping[str, Any],
         arch: str,
-        rows: Callable[[], int],
-        enter: Callable[[Op], None],
+        enter: Callable[[Op], int],
         comm: Any = None,
         source: KernelSource | None = None,
         owned: Callable[[Any], bool] = lambda value: False,
@@ -61,7 +60,6 @@ class CudaOp:
         self.source = source or KernelFile(package, op.kernel, arch)
         self._bound = dict(bound)
         self._arch = arch
-        self._rows = rows
         self._enter = enter
         self._names = tuple(inspect.signature(op.reference).parameters)
         self._fields = self.source.fields
@@ -79,17 +77,17 @@ class CudaOp:
         self._compiled(call.rows, call.flags)
 
     def __call__(self, *operands: Any, **named: Any) -> None:
-        self._enter(self.op)
-        values = (*operands, *named.values())
-        for plan in self._plans.get((self._rows(), len(operands), *named), ()):
+        rows = self._enter(self.op)
+        values = (*operands, *named.values()) if named else operands
+        for plan in self._plans.get((rows, len(operands), *named), ()):
             if plan.fits(values):
                 break
         else:
-            plan = self._planned(operands, named)
-        for launch in plan.launches:
-            if launch.polls and self._comm is not None:
+            plan = self._planned(rows, operands, named)
+        for kernel, constants, pick, waits in plan.launches:
+            if waits and self._comm is not None:
                 self._comm.before_poll()
-            launch.kernel(*launch.pick(values + launch.constants))
+            kernel(*(pick(values + constants) if pick else constants))
 
     @property
     def module(self) -> Any:
@@ -109,13 +107,12 @@ class CudaOp:
         whole = self.source.variant(values)
         return (whole, *self._halves(values)) if self._exchanges(whole) else (whole,)
 
-    def _planned(self, operands: tuple[Any, ...], named: Mapping[str, Any]) -> CallPlan:
+    def _planned(self, rows: int, operands: tuple[Any, ...], named: Mapping[str, Any]) -> CallPlan:
         """The plan of a call that none of the plans fits; kept unless it is for this call only."""
         if len(operands) > len(self._names):
             raise TypeError(
                 f"{self.op.name} takes {len(self._names)} operands at most, {len(operands)} given"
             )
-        rows = self._rows()
         pairs = (*zip(self._names, operands, strict=False), *named.items())
         plan = plan_call(
             pairs, rows, self._bound, self._owned, lambda flags: self._compiled(rows, flags)
@@ -197,7 +194,7 @@ def unbound_op(layer_class: Any, op: Op, arch: str, comm: Any = None) -> CudaOp:
     if op.needs_shard:
         ranks = layer_class.RANKS if layer_class.CONTEXT_PARALLEL else 1
         bound["shard"] = Shard(comm.rank if comm else 0, ranks, layer_class.INTERLEAVE)
-    return CudaOp(op, layer_class.PACKAGE, bound, arch, lambda: 1, lambda op: None, comm)
+    return CudaOp(op, layer_class.PACKAGE, bound, arch, lambda op: 1, comm)
 
 
 def _launch(variant: Variant) -> Launch:

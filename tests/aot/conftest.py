@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +62,5 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(kernel_file, "compile_kernel", compiled)
     monkeypatch.setattr(launch, "side_stream", lambda device, name, *rest: HostStream(name))
     monkeypatch.setattr(layer_module.torch.cuda, "current_stream", lambda *_: IdleStream("main"))
-    monkeypatch.setattr(layer_module.torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(layer_module, "_refuse_host", lambda name, device: None)
     return asked

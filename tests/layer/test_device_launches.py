@@ -6,7 +6,6 @@ and note that they were launched; streams are those of the host.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -73,7 +72,6 @@ class Device:
         monkeypatch.setattr(kernel_file, "compile_kernel", self.compiled)
         monkeypatch.setattr(launch, "side_stream", lambda device, name, *rest: HostStream(name))
         monkeypatch.setattr(layer_module.torch.cuda, "current_stream", lambda *_: IdleStream("m"))
-        monkeypatch.setattr(layer_module.torch.cuda, "stream", lambda stream: nullcontext())
         monkeypatch.setattr(layer_module, "_refuse_host", lambda name, device: None)
 
     def compiled(self, kernel: Any, specs: tuple, arch: str) -> Any:
