@@ -33,9 +33,9 @@ class Entered:
 def entered(stream: torch.cuda.Stream, main: torch.cuda.Stream) -> AbstractContextManager[object]:
     """A block whose launches go to `stream`, entered and left with `main` current.
 
-    Where the device of the two is not the current one, torch's own, which changes it for the
+    Where they are not both of the current device, torch's own, which changes it for the
     block: to make a stream current makes its device current, and nothing would undo that.
     """
-    if stream.device_index == torch.cuda.current_device():
+    if stream.device_index == main.device_index == torch.cuda.current_device():
         return Entered(stream, main)
     return torch.cuda.stream(stream)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from idle_device import IdleStream
 from layer_factory import LayerFactory
 from small_build import ARCH, Project, shrunk
 
@@ -41,13 +42,6 @@ def project(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     """A copy of the built folder."""
     shutil.copytree(built, tmp_path / "small")
     return Project(tmp_path / "small", capsys.readouterr)
-
-
-class IdleStream(HostStream):
-    """A stream on which nothing is ever left to do."""
-
-    def synchronize(self) -> None:
-        return
 
 
 @pytest.fixture
