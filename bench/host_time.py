@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from host_parts.idle import idle_kernels, nothing, through_ffi, without_device
-from host_parts.timed import host_us
+from host_parts.timed import QUEUED, ROUNDS, host_us
 
 from kpipe.runtime.bench import leave_out_others
 from kpipe.runtime.bench_inputs import Inputs, TimedLayer, make_inputs
@@ -43,8 +43,8 @@ STUB_ARCH = "sm_90a"
 class Machine:
     """Where the host is timed: the GPU of this machine, or the host alone."""
 
-    def __init__(self, stub: bool) -> None:
-        self.stub = stub
+    def __init__(self, stub: bool, rounds: int = ROUNDS) -> None:
+        self.stub, self.rounds = stub, rounds
         self.device = "cpu" if stub else "cuda"
         self.arch = STUB_ARCH if stub else arch_of(torch.device("cuda"))
 
@@ -52,6 +52,10 @@ class Machine:
         """Returns when the device has nothing left to do."""
         if not self.stub:
             torch.cuda.synchronize()
+
+    def host_us(self, run: Callable[[], object], queued: int = QUEUED) -> dict[str, float]:
+        """Median and lowest decile of one call's microseconds, as they are written down."""
+        return host_us(run, self.idle, queued, self.rounds).told()
 
     def prepared(self, layer_class: type[Layer], inputs: Inputs, kernel: Any = None) -> TimedLayer:
         """A layer that launches `kernel` in place of its own, where one is given."""
@@ -69,7 +73,7 @@ class Machine:
 def stream_operation_us(machine: Machine) -> dict[str, float]:
     """What it takes to let one stream wait for another."""
     main, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    return host_us(lambda: side.wait_stream(main), machine.idle).told()
+    return machine.host_us(lambda: side.wait_stream(main))
 
 
 def figures(machine: Machine, layer_class: type[Layer], rows: int) -> dict[str, Any]:
@@ -90,10 +94,10 @@ def figures(machine: Machine, layer_class: type[Layer], rows: int) -> dict[str, 
 def times(machine: Machine, one: TimedLayer) -> dict[str, Any]:
     """The whole layer, the layer without its launches, and each launch alone."""
     calls = operands_of(one)
-    found: dict[str, Any] = {"layer_us": host_us(one.run, machine.idle, queued=4).told()}
+    found: dict[str, Any] = {"layer_us": machine.host_us(one.run, queued=4)}
     saved = leave_out_others(one.layer, "")
     try:
-        found["without_launches_us"] = host_us(one.run, machine.idle).told()
+        found["without_launches_us"] = machine.host_us(one.run)
     finally:
         _put_back(one.layer, saved)
     found["launch_us"] = {name: host_us(call, machine.idle).told() for name, call in calls.items()}
@@ -154,21 +158,28 @@ def _cell(told: dict[str, float]) -> str:
     return f"{told['median']:.1f} / {told['low']:.1f}"
 
 
+def _rows(word: str) -> int:
+    if not word.strip().isdigit():
+        raise ValueError(f"--rows: {word!r} is no number of rows")
+    return int(word)
+
+
 def main(argv: list[str]) -> int:
     """See the top of the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", default="1,16", metavar="N,N,...")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="of each time")
     parser.add_argument("--stub", action="store_true", help="without a GPU: idle kernels alone")
     parser.add_argument("--out", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
     if not options.stub and not torch.cuda.is_available():
         print("error: this machine has no CUDA device; --stub needs none", file=sys.stderr)
         return 4
-    machine = Machine(options.stub)
+    machine = Machine(options.stub, options.rounds)
     try:
         layer_class = load_layer(options.folder)
-        counts = [int(word) for word in options.rows.split(",")]
+        counts = [_rows(word) for word in options.rows.split(",")]
     except (LayerError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -124,3 +124,29 @@ def test_known_places_do_not_cover_for_another_length() -> None:
         check.check(step)
     step.slots = pool[10:14]
     check.check(step)
+
+
+def test_known_places_do_not_cover_for_other_strides() -> None:
+    """As many elements from the same address, further apart: the last one lies in the buffer."""
+    pool = torch.zeros(64, dtype=torch.uint8)
+    check = StepCheck("layer", SPECS, [block_of("buffer", pool[7:10])])
+    step = a_step(3)
+    step.slots = pool[3:6]
+    check.check(step)
+    step.slots = pool[3:8:2]
+    with pytest.raises(LayerError, match="step slots and buffer share storage"):
+        check.check(step)
+
+
+def test_an_output_in_weights_that_overlap_is_refused() -> None:
+    """What is only read may share storage; what spans both is known to its end."""
+    pool = torch.zeros(64, dtype=torch.uint8)
+    parts = {"first": pool[:8], "second": pool[4:16], "inner": pool[1:3]}
+    weights = [block_of(name, part, written=False) for name, part in parts.items()]
+    check = StepCheck("layer", SPECS, weights)
+    step = a_step(3)
+    step.out = pool[10:13]
+    with pytest.raises(LayerError, match="second and step out share storage"):
+        check.check(step)
+    step.out, step.slots = pool[40:43], pool[10:13]
+    check.check(step)
