@@ -130,7 +130,7 @@ def _planned(
     launch: Launch, sources: Mapping[str, _Source], bound: Mapping[str, Any], count: int
 ) -> PlannedLaunch:
     """One launch of a call with `count` values."""
-    convert = converter(launch.kernel)
+    call = behind_ffi(launch.kernel)
     found = [sources.get(name) or _Source(bound.get(name)) for name in launch.order]
     torch_tensors = any(s.place >= 0 or (s.tensor is not None and not s.own) for s in found)
     constants: list[Any] = []
@@ -140,11 +140,11 @@ def _planned(
             places.append(source.place)
             continue
         places.append(count + len(constants))
-        constants.append(convert(source.tensor) if source.own and torch_tensors else source.tensor)
+        convert = call is not None and source.own and torch_tensors
+        constants.append(converted(source.tensor) if convert else source.tensor)
         torch_tensors = torch_tensors or source.tensor is not None
-    kernel = straight(launch.kernel)
     pick = picker(places) if len(constants) < len(places) else None
-    return PlannedLaunch(kernel, tuple(constants), pick, launch.polls)
+    return PlannedLaunch(call or launch.kernel, tuple(constants), pick, launch.polls)
 
 
 def as_bytes(value: Tensor | PagedCache) -> Tensor:
@@ -160,34 +160,35 @@ def picker(places: Sequence[int]) -> Callable[[Values], Values]:
     return lambda values: tuple(values[place] for place in places)
 
 
-def converter(kernel: Callable[..., None]) -> Callable[[Any], Any]:
-    """What makes a tensor into the form that `kernel` takes with least work; None stays None.
+def behind_ffi(kernel: Callable[..., None]) -> Callable[..., None] | None:
+    """The call of a kernel behind TVM-FFI and nothing ahead of it; None of any other callable.
 
-    Only where torch hands its tensors over without touching a stream, so that nothing of it can
-    end up in a graph that is being captured.
+    The compiler's own object first looks, in Python and at each call, at whether it is loaded, for
+    addresses among its arguments and for names and defaults: a kernel of tensors alone, called by
+    place, has none of them.
     """
-    if _function_class(kernel) is None or not hasattr(Tensor, "__dlpack_c_exchange_api__"):
-        return lambda tensor: tensor
-    import tvm_ffi
-
-    return lambda tensor: None if tensor is None else tvm_ffi.from_dlpack(tensor)
-
-
-def straight(kernel: Callable[..., None]) -> Callable[..., None]:
-    """The same call without what the compiler's class looks at ahead of each: it is looked at here.
-
-    A kernel of tensors only, which is loaded, is called by the class that it derives from.
-    """
-    base = _function_class(kernel)
-    if base is None or type(kernel) is base or not kernel.__chandle__():
+    ffi = sys.modules.get("tvm_ffi")  # whoever made such a kernel has loaded it
+    if ffi is None:
+        return None
+    if type(kernel) is ffi.Function:
         return kernel
     arguments = getattr(kernel, "execution_args", None)
     if getattr(arguments, "has_pointer_address_arg_specs", True):
-        return kernel
-    return base.__call__.__get__(kernel)
+        return None
+    if isinstance(kernel, ffi.Function):
+        return ffi.Function.__call__.__get__(kernel) if kernel.__chandle__() else None
+    inner = kernel.__tvm_ffi_object__() if hasattr(kernel, "__tvm_ffi_object__") else None
+    return inner if isinstance(inner, ffi.Function) else None
 
 
-def _function_class(kernel: Callable[..., None]) -> Any:
-    """The class of functions behind TVM-FFI, where `kernel` is one; else None."""
-    ffi = sys.modules.get("tvm_ffi")  # whoever made such a kernel has loaded it
-    return ffi.Function if ffi is not None and isinstance(kernel, ffi.Function) else None
+def converted(tensor: Tensor | None) -> Any:
+    """The form of a tensor in which TVM-FFI takes it with least work; None stays None.
+
+    Only where torch hands its tensors over without touching a stream, so that nothing of it can
+    end up in a graph that is being captured; else the tensor itself.
+    """
+    if tensor is None or not hasattr(Tensor, "__dlpack_c_exchange_api__"):
+        return tensor
+    import tvm_ffi
+
+    return tvm_ffi.from_dlpack(tensor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +13,12 @@ import tvm_ffi
 from kpipe.runtime.comm.device_mailbox import DeviceMailbox
 from kpipe.runtime.comm.mailbox import MailboxSpec
 from kpipe.runtime.formats import PagedCache, cache_format
-from kpipe.runtime.host.call_plan import CallPlan, Launch, plan_call, straight
+from kpipe.runtime.generated_folder import load_layer
+from kpipe.runtime.host.call_plan import CallPlan, Launch, behind_ffi, plan_call
+from kpipe.runtime.host.launch import unbound_op
+from kpipe.runtime.op import Call
 
+ROOT = Path(__file__).resolve().parents[2]
 ORDER = ("x", "weight", "", "view", "out")
 
 
@@ -154,33 +160,80 @@ def test_a_mailbox_travels_as_three_operands(own: bool) -> None:
     assert kernel.seen == [shown(fault), shown(peers), shown(local[:2].view(torch.uint8))]
 
 
-class Compiled(tvm_ffi.Function):
-    """As the compiler's class: looks at its arguments in Python ahead of each call."""
+class Derived(tvm_ffi.Function):
+    """As one of the compiler's classes: looks at its arguments in Python ahead of each call."""
 
     looked = 0
-    execution_args = type("Arguments", (), {"has_pointer_address_arg_specs": False})()
+    execution_args = SimpleNamespace(has_pointer_address_arg_specs=False)
 
     def __call__(self, *operands: Any) -> Any:
         type(self).looked += 1
         return tvm_ffi.Function.__call__(self, *operands)
 
 
-def test_a_compiled_kernel_is_called_without_what_its_class_looks_at(tensors) -> None:
-    kernel, compiled = Kernel(), Compiled()
-    assert straight(compiled) is compiled, "a function that is not loaded says so at its call"
-    compiled.__move_handle_from__(kernel.function)
-    Compiled.looked = 0
-    straight(compiled)(tensors["x"])
-    assert kernel.seen == [shown(tensors["x"])] and Compiled.looked == 0
-    compiled(tensors["x"])
-    assert Compiled.looked == 1
+class Wrapped:
+    """As the other one: holds the function, which it has only where a device is."""
+
+    looked = 0
+    execution_args = SimpleNamespace(has_pointer_address_arg_specs=False)
+
+    def __init__(self, function: tvm_ffi.Function | None = None) -> None:
+        self.function = function
+
+    def __call__(self, *operands: Any, **named: Any) -> Any:
+        type(self).looked += 1
+        return self.function(*operands, **named)
+
+    def __tvm_ffi_object__(self) -> tvm_ffi.Function | None:
+        return self.function
 
 
-def test_a_kernel_that_takes_addresses_keeps_its_own_call(monkeypatch) -> None:
-    kernel, compiled = Kernel(), Compiled()
-    compiled.__move_handle_from__(kernel.function)
-    monkeypatch.setattr(compiled.execution_args, "has_pointer_address_arg_specs", True, False)
-    assert straight(compiled) is compiled
-    monkeypatch.setattr(Compiled, "execution_args", None)
-    assert straight(compiled) is compiled, "of one that does not say, nothing is known"
-    assert straight(print) is print
+def compiled(kind: type, kernel: Kernel) -> Any:
+    if kind is Wrapped:
+        return Wrapped(kernel.function)
+    made = Derived()
+    made.__move_handle_from__(kernel.function)
+    return made
+
+
+@pytest.mark.parametrize("kind", [Derived, Wrapped])
+def test_a_compiled_kernel_is_called_without_what_its_object_looks_at(kind, tensors) -> None:
+    kernel = Kernel()
+    made = compiled(kind, kernel)
+    kind.looked = 0
+    plan = planned(made, {"x": tensors["x"], "view": tensors["view"]}, {}, [tensors["view"]])
+    handed = run(plan, tensors["x"], tensors["view"])
+    assert kernel.seen == [shown(tensors["x"]), None, None, shown(tensors["view"]), None]
+    assert kind.looked == 0 and type(handed[3]) is tvm_ffi.Tensor
+    made(tensors["x"])
+    assert kind.looked == 1
+
+
+@pytest.mark.parametrize("kind", [Derived, Wrapped])
+def test_what_is_not_known_to_take_tensors_alone_is_called_as_it_is(
+    kind, tensors, monkeypatch
+) -> None:
+    for arguments in (SimpleNamespace(has_pointer_address_arg_specs=True), None):
+        monkeypatch.setattr(kind, "execution_args", arguments)
+        kernel = Kernel()
+        made = compiled(kind, kernel)
+        assert behind_ffi(made) is None
+        kind.looked = 0
+        view = tensors["view"]
+        plan = planned(made, {"x": tensors["x"], "view": view}, {}, [view])
+        assert run(plan, tensors["x"], view)[3] is view and kind.looked == 1
+        assert kernel.seen[3] == shown(view)
+
+
+def test_a_kernel_that_is_not_loaded_says_so_itself() -> None:
+    assert behind_ffi(Derived()) is None and behind_ffi(Wrapped()) is None
+    assert behind_ffi(print) is None
+
+
+def test_the_compilers_object_is_one_of_those(tmp_path) -> None:
+    """What is asked of it is there: whether it takes addresses, and the function that it holds."""
+    layer_class = load_layer(ROOT / "generated" / "dsa_tp")
+    op = next(op for op in layer_class.OPS if op.name == "query_norm")
+    kernel = unbound_op(layer_class, op, "sm_90a").variants(Call("query_norm", 1, ()))[0].load()
+    assert kernel.execution_args.has_pointer_address_arg_specs is False
+    assert isinstance(kernel, tvm_ffi.Function) or hasattr(kernel, "__tvm_ffi_object__")
