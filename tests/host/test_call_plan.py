@@ -30,10 +30,7 @@ class Kernel:
         self.function = tvm_ffi.convert(self._run)
 
     def _run(self, *operands: Any) -> None:
-        self.seen = [
-            None if one is None else (one.data_ptr(), tuple(one.shape), str(one.dtype))
-            for one in map(_as_torch, operands)
-        ]
+        self.seen = [shown(one) for one in map(_as_torch, operands)]
 
 
 def _as_torch(one: Any) -> torch.Tensor | None:
@@ -41,7 +38,10 @@ def _as_torch(one: Any) -> torch.Tensor | None:
 
 
 def shown(tensor: torch.Tensor | None) -> Any:
-    return None if tensor is None else (tensor.data_ptr(), tuple(tensor.shape), str(tensor.dtype))
+    """Address, shape, strides and dtype."""
+    if tensor is None:
+        return None
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), str(tensor.dtype)
 
 
 def planned(
@@ -67,7 +67,8 @@ def run(plan: CallPlan, *values: Any) -> list[Any]:
 
 @pytest.fixture
 def tensors() -> dict[str, torch.Tensor]:
-    return {name: torch.full((2, 4), float(n)) for n, name in enumerate(("x", "view", "out", "w"))}
+    made = {name: torch.full((2, 4), float(n)) for n, name in enumerate(("x", "out", "w"))}
+    return {**made, "view": torch.zeros(3, 9).narrow(0, 0, 2).narrow(1, 3, 4)}
 
 
 def test_own_operands_are_converted_once_and_all_others_at_each_call(tensors) -> None:
