@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -20,11 +19,11 @@ from torch import Tensor
 from kpipe.runtime.aot.opened import AUTO, gathered, open_build
 from kpipe.runtime.comm.choice import comm_for
 from kpipe.runtime.formats import PagedCache
+from kpipe.runtime.host.entered import entered
 from kpipe.runtime.library.catalogue import LibraryOp, UnusedOp, refusals
 from kpipe.runtime.library.site import site_of
 from kpipe.runtime.memory import Memory, Scratch
 from kpipe.runtime.metadata import (
-    MOST_SAVED,
     STEP_OUTPUTS,
     Caches,
     LayerError,
@@ -34,11 +33,12 @@ from kpipe.runtime.metadata import (
     given,
 )
 from kpipe.runtime.op import Call, Op, ReferenceOp
+from kpipe.runtime.padding import padded_step
 from kpipe.runtime.recording import HostStream, recorded
-from kpipe.runtime.rows import check_rows
 from kpipe.runtime.scales import check_latent_scales, check_scale
 from kpipe.runtime.sharding import Shard
-from kpipe.runtime.storage import Block, block_of, overlaps
+from kpipe.runtime.step_check import StepCheck
+from kpipe.runtime.storage import block_of
 
 
 class StopRun(Exception):
@@ -93,7 +93,7 @@ class Layer:
         if backend == "cuda":
             self.refuse_missing_kernels()
         self._weights = self._checked_weights(weights)
-        device = next(iter(self._weights.values())).device
+        self._device = device = next(iter(self._weights.values())).device
         self.comm = comm_for(self, comm, device)
         self.comm.agree(self, layer)
         self.shard = Shard()
@@ -103,6 +103,7 @@ class Layer:
         scratch = scratch or Scratch(device)
         self._bind_memory(scratch, layer)
         self._check_storage()
+        self._sized: dict[int, SimpleNamespace] = {}  # rows -> views, which prepare() has settled
         self._stop_after = ""
         if backend == "cuda":
             self._prepare_cuda(device, scratch, build)
@@ -122,12 +123,14 @@ class Layer:
         for rows beyond the largest declared size, and for tensors that do not fit.
         """
         size = self.declared_rows(step)
-        self._check_step(step)
+        self._step_check.check(step)
         padded = step if size == step.rows else self._padded(step, size)
         method = self.TABLE[(self.arch, step.q)][size]
-        self._views = self.views(size)
+        if size not in self._sized:
+            self._sized[size] = self.views(size)
+        self._views = self._sized[size]
         if self.backend == "cuda":
-            self.main = torch.cuda.current_stream(step.hidden.device)
+            self.main = self._current_stream(step)
         self._stop_after = stop_after
         self._remaining = self._sequence(method, padded) if stop_after else []
         try:
@@ -154,8 +157,11 @@ class Layer:
         return views
 
     def on(self, stream: HostStream) -> AbstractContextManager[object]:
-        """Launches inside the block go to that stream; on the CPU everything is in host order."""
-        return nullcontext(stream) if self.backend == "reference" else torch.cuda.stream(stream)
+        """Launches inside the block go to that stream; on the CPU everything is in host order.
+
+        Behind it what was current when the step began is current again.
+        """
+        return nullcontext(stream) if isinstance(stream, HostStream) else entered(stream, self.main)
 
     def calls(self, arch: str = "") -> tuple[Call, ...]:
         """Every distinct launch of every declared step on `arch`; nothing is executed."""
@@ -202,8 +208,8 @@ class Layer:
                 with gathered(problems):
                     source = opened.kernel(op.kernel) if opened else None
                     ready = launch.CudaOp(
-                        *(op, self.PACKAGE, bound, self.arch, lambda: self._views.rows),
-                        *(self._enter, comm, source),
+                        *(op, self.PACKAGE, bound, self.arch),
+                        *(self._enter, comm, source, self._owns),
                     )
                     for call in mine:
                         with gathered(problems):
@@ -263,22 +269,13 @@ class Layer:
         """Everything that prepare() binds must lie on bytes of its own."""
         caches = {name: getattr(self, name).data for name in self.MEMORY.caches}
         mailboxes = {name: box.local for name, box in self._mailboxes.items()}
-        self._blocks = [
+        blocks = [
             *(block_of(f"weight {n}", t, written=False) for n, t in self._weights.items()),
             *(block_of(f"cache {n}", t) for n, t in caches.items()),
             *(block_of(f"buffer {n}", t) for n, t in self.buffers.items()),
             *(block_of(f"mailbox {n}", t) for n, t in mailboxes.items()),
         ]
-        self._step_addresses: tuple[tuple[int, ...], ...] = ()
-        self._refuse_overlaps(self._blocks)
-
-    def _refuse_overlaps(self, blocks: list[Block]) -> None:
-        found = [f"{one.name} and {other.name}" for one, other in overlaps(blocks)]
-        if found:
-            raise LayerError(
-                f"{self.NAME}: {', '.join(found)} share storage; the schedule is proved for "
-                "memory that does not overlap (KP601): give each its own"
-            )
+        self._step_check = StepCheck(self.NAME, self.MEMORY.step, blocks)
 
     def _bound(self, op: Op) -> dict[str, Any]:
         bound: dict[str, Any] = {name: self._weights[name] for name in op.weights}
@@ -295,6 +292,8 @@ class Layer:
 
     def declared_rows_of(self, rows: int, q: int) -> int:
         """The declared size that `rows` with `q` rows a request are padded to, or LayerError."""
+        if rows in self.TABLE.get((self.arch, q), ()):
+            return rows
         queries = [known for arch, known in self.TABLE if arch == self.arch]
         if q not in queries:
             raise LayerError(
@@ -306,50 +305,18 @@ class Layer:
             raise LayerError(f"{self.NAME}: {rows} rows; declared for q {q} are 1 to {max(sizes)}")
         return size
 
-    def _check_step(self, step: Step) -> None:
-        sizes = {"rows": step.rows, "requests": step.rows // step.q}
-        check_rows(step.rows, step.lengths, step.block_table, step.q, self.NAME)
-        tensors = given(step)
-        check_tensors(f"{self.NAME} step", tensors, self.MEMORY.step, sizes)
-        if step.saved is not None and step.saved.shape[0] > MOST_SAVED:
+    def _current_stream(self, step: Step) -> torch.cuda.Stream:
+        """The caller's stream; LayerError for a step that lies on another device."""
+        if step.hidden.device != self._device:
             raise LayerError(
-                f"{self.NAME} step: {step.saved.shape[0]} saved blocks; at most {MOST_SAVED} are "
-                "mixed"
+                f"{self.NAME} step: hidden lies on {step.hidden.device}, the layer was prepared on "
+                f"{self._device}"
             )
-        addresses = tuple((tensor.data_ptr(), *tensor.shape) for tensor in tensors.values())
-        if addresses != self._step_addresses:  # an engine hands in the same ones again and again
-            step_blocks = [
-                block_of(f"step {name}", tensor, written=name in STEP_OUTPUTS)
-                for name, tensor in tensors.items()
-            ]
-            self._refuse_overlaps([*self._blocks, *step_blocks])
-            self._step_addresses = addresses
+        return torch.cuda.current_stream(self._device.index)
 
     def _padded(self, step: Step, size: int) -> Step:
         """The step with padding rows: length 0, page 0, slot -1; all other rows are zero."""
-        requests = size // step.q
-
-        def grown(tensor: Tensor | None, rows: int, value: int, axis: int = 0) -> Tensor | None:
-            if tensor is None:
-                return None
-            shape = (*tensor.shape[:axis], rows, *tensor.shape[axis + 1 :])
-            padded = tensor.new_full(shape, value)
-            padded.narrow(axis, 0, tensor.shape[axis]).copy_(tensor)
-            return padded
-
-        return replace(
-            step,
-            hidden=grown(step.hidden, size, 0),
-            out=grown(step.out, size, 0),
-            lengths=grown(step.lengths, requests, 0),
-            slots=grown(step.slots, size, -1),
-            block_table=grown(step.block_table, requests, 0),
-            index_slots=grown(step.index_slots, size, -1),
-            index_table=grown(step.index_table, requests, 0),
-            prefix=grown(step.prefix, size, 0),
-            saved=grown(step.saved, size, 0, axis=1),
-            new_prefix=grown(step.new_prefix, size, 0),
-        )
+        return padded_step(step, size)
 
     def _sequence(self, method: str, step: Step) -> list[str]:
         """Stages in the order in which a method enters them; nothing is executed."""
@@ -360,13 +327,19 @@ class Layer:
             raise LayerError(f"{self.NAME}: no stage {self._stop_after!r}; stages: {known}")
         return stages
 
-    def _enter(self, op: Op) -> None:
-        """Called ahead of every op: names the stage for errors, ends a run cut short."""
+    def _owns(self, value: object) -> bool:
+        """Whether an operand is a view, a mailbox or a cache of this layer."""
+        mine = (*vars(self._views).values(), *(getattr(self, n) for n in self.MEMORY.caches))
+        return any(value is one for one in mine)
+
+    def _enter(self, op: Op) -> int:
+        """Called ahead of every op: names the stage for errors, ends a run cut short; the rows."""
         if self._stop_after:
             if self._stop_after not in self._remaining:
                 raise StopRun
             self._remaining.pop(0)
         self.comm.stage = op.name
+        return self._views.rows
 
 
 def _refuse_host(name: str, device: torch.device) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -140,8 +141,14 @@ class Step:
 
 def given(record: object) -> dict[str, Tensor]:
     """The tensors of a record by name, those left out excluded."""
-    values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    values = [(name, getattr(record, name)) for name in names_of(type(record))]
+    return {name: value for name, value in values if isinstance(value, Tensor)}
+
+
+@cache
+def names_of(record: type) -> tuple[str, ...]:
+    """The names of the fields of a kind of record."""
+    return tuple(field.name for field in fields(record))
 
 
 def check_tensors(

@@ -33,7 +33,7 @@ def missing_word(layer_class: type[Layer]) -> tuple[tuple[int, ...], MailboxTime
     words[place] = box.spec.signed_sentinel
     (op,) = (op for op in layer_class.OPS if op.name == "query_wait")
     arch = arch_of(torch.device("cuda"))
-    wait = CudaOp(op, layer_class.PACKAGE, {}, arch, lambda: ROWS, lambda op: None, comm)
+    wait = CudaOp(op, layer_class.PACKAGE, {}, arch, lambda op: ROWS, comm)
     wait(box, pdl=False)
     try:
         group.synchronize()

@@ -26,7 +26,7 @@ LAYER_WORDS = frozenset(
             "bind_memory",
             "bound",
             "buffers",
-            "check_step",
+            "check_storage",
         ),
         *(
             "calls",
@@ -48,7 +48,7 @@ LAYER_WORDS = frozenset(
             "refuse_missing_kernels",
         ),
         *("remaining", "run", "sequence", "shard", "stop_after", "views", "weights"),
-        *("blocks", "check_storage", "refuse_overlaps", "step_addresses"),
+        *("current_stream", "device", "owns", "sized", "step_check"),
         *("at", "self", "step"),
     )
 )

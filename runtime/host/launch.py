@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kpipe.runtime.comm.device_comm import SMS_PER_GPC
-from kpipe.runtime.comm.device_mailbox import DeviceMailbox
-from kpipe.runtime.formats import PagedCache
+from kpipe.runtime.host.call_plan import CallPlan, Launch, plan_call
 from kpipe.runtime.host.kernel_file import (
     HALVES,
     KernelFile,
@@ -35,22 +32,17 @@ from kpipe.runtime.metadata import LayerError
 from kpipe.runtime.op import Call, Op
 from kpipe.runtime.sharding import Shard
 
-
-@dataclass(frozen=True)
-class Launch:
-    """A compiled kernel, the names of its operands in order, and whether it polls."""
-
-    kernel: Callable[..., None]
-    order: tuple[str, ...]
-    polls: bool
+MOST_PLANS = 8
+"""Plans that an op keeps for calls of one form: methods and views of the same rows."""
 
 
 class CudaOp:
     """The kernel of one op: made ready per structure, called with the step's tensors.
 
-    `bound` are weights and constants; `rows` gives the rows of the step that is running; `comm` is
-    this rank's end of a group on the device, None for a rank alone; `source` is a build of the
-    kernel, None for its file in the generated `package`, which is then compiled here.
+    `bound` are weights and constants; `enter` is told of every call and gives the rows of the step
+    that is running; `comm` is this rank's end of a group on the device, None for a rank alone;
+    `source` is a build of the kernel, None for its file in the generated `package`, which is then
+    compiled here; `owned` says of an operand whether the layer keeps it, and so may this op.
     """
 
     def __init__(
@@ -59,21 +51,22 @@ class CudaOp:
         package: str,
         bound: Mapping[str, Any],
         arch: str,
-        rows: Callable[[], int],
-        enter: Callable[[Op], None],
+        enter: Callable[[Op], int],
         comm: Any = None,
         source: KernelSource | None = None,
+        owned: Callable[[Any], bool] = lambda value: False,
     ) -> None:
         self.op = op
         self.source = source or KernelFile(package, op.kernel, arch)
         self._bound = dict(bound)
         self._arch = arch
-        self._rows = rows
         self._enter = enter
         self._names = tuple(inspect.signature(op.reference).parameters)
         self._fields = self.source.fields
         self._comm = comm
+        self._owned = owned
         self._ready: dict[tuple, tuple[Launch, ...]] = {}
+        self._plans: dict[tuple, list[CallPlan]] = {}
 
     def compile(self, call: Call) -> None:
         """Make the kernel of that call ready; what the compiler raises passes through.
@@ -84,23 +77,17 @@ class CudaOp:
         self._compiled(call.rows, call.flags)
 
     def __call__(self, *operands: Any, **named: Any) -> None:
-        self._enter(self.op)
-        rows = self._rows()
-        given: dict[str, Any] = {}
-        flags = []
-        for name, value in (*zip(self._names, operands, strict=False), *named.items()):
-            if isinstance(value, DeviceMailbox):
-                given.update(value.operands(rows))
-            elif isinstance(value, Tensor | PagedCache):
-                given[name] = _tensor(value)
-            else:
-                flags.append((name, value))
-        bound = self._bound
-        for launch in self._compiled(rows, tuple(sorted(flags))):
-            if launch.polls and self._comm is not None:
+        rows = self._enter(self.op)
+        values = (*operands, *named.values()) if named else operands
+        for plan in self._plans.get((rows, len(operands), *named), ()):
+            if plan.fits(values):
+                break
+        else:
+            plan = self._planned(rows, operands, named)
+        for kernel, constants, pick, waits in plan.launches:
+            if waits and self._comm is not None:
                 self._comm.before_poll()
-            order = launch.order
-            launch.kernel(*(given[n] if n in given else bound[n] if n else None for n in order))
+            kernel(*(pick(values + constants) if pick else constants))
 
     @property
     def module(self) -> Any:
@@ -119,6 +106,22 @@ class CudaOp:
         values = self._values(call.rows, call.flags)
         whole = self.source.variant(values)
         return (whole, *self._halves(values)) if self._exchanges(whole) else (whole,)
+
+    def _planned(self, rows: int, operands: tuple[Any, ...], named: Mapping[str, Any]) -> CallPlan:
+        """The plan of a call that none of the plans fits; kept unless it is for this call only."""
+        if len(operands) > len(self._names):
+            raise TypeError(
+                f"{self.op.name} takes {len(self._names)} operands at most, {len(operands)} given"
+            )
+        pairs = (*zip(self._names, operands, strict=False), *named.items())
+        plan = plan_call(
+            pairs, rows, self._bound, self._owned, lambda flags: self._compiled(rows, flags)
+        )
+        if plan.again:
+            plans = self._plans.setdefault((rows, len(operands), *named), [])
+            plans.insert(0, plan)
+            del plans[MOST_PLANS:]
+        return plan
 
     def _values(self, rows: int, flags: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         """What this op, its place and the call say of the kernel's flags."""
@@ -191,17 +194,11 @@ def unbound_op(layer_class: Any, op: Op, arch: str, comm: Any = None) -> CudaOp:
     if op.needs_shard:
         ranks = layer_class.RANKS if layer_class.CONTEXT_PARALLEL else 1
         bound["shard"] = Shard(comm.rank if comm else 0, ranks, layer_class.INTERLEAVE)
-    return CudaOp(op, layer_class.PACKAGE, bound, arch, lambda: 1, lambda op: None, comm)
+    return CudaOp(op, layer_class.PACKAGE, bound, arch, lambda op: 1, comm)
 
 
 def _launch(variant: Variant) -> Launch:
     return Launch(variant.load(), variant.operands, polls(variant.operands))
-
-
-def _tensor(value: Tensor | PagedCache) -> Tensor:
-    """What the kernel is handed: caches and FP8 tensors travel as bytes."""
-    tensor = value.data if isinstance(value, PagedCache) else value
-    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
 _STREAMS: dict[tuple[torch.device, str, int, int], torch.cuda.Stream] = {}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from idle_device import IdleStream
 from layer_factory import LayerFactory
 from small_build import ARCH, Project, shrunk
 
@@ -44,13 +44,6 @@ def project(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     return Project(tmp_path / "small", capsys.readouterr)
 
 
-class IdleStream(HostStream):
-    """A stream on which nothing is ever left to do."""
-
-    def synchronize(self) -> None:
-        return
-
-
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The cuda backend without a device; the compiler only lists what it was asked for."""
@@ -63,6 +56,5 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(kernel_file, "compile_kernel", compiled)
     monkeypatch.setattr(launch, "side_stream", lambda device, name, *rest: HostStream(name))
     monkeypatch.setattr(layer_module.torch.cuda, "current_stream", lambda *_: IdleStream("main"))
-    monkeypatch.setattr(layer_module.torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(layer_module, "_refuse_host", lambda name, device: None)
     return asked
