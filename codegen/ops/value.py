@@ -39,8 +39,10 @@ MLA_VALUE = Contract(
     reference="value:mla_value",
     kernel="mla_value",
     fixes=(("round_value", "bf16"),),
-    release=Release.AFTER_LOADS,
+    release=Release.AFTER_WEIGHTS,  # with `early`; the weaker promise serves both
     limits=Limits(dcp=False, divides=(("kv_lora", 32), ("v_dim", 32))),
+    tile=("early",),
+    tile_values=(("early", (0, 1)),),
 )
 
 VALUE_BMM = Contract(

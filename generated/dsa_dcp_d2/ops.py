@@ -10,6 +10,7 @@ from kpipe.runtime.reference import indexer, projection, query, reduce, select, 
 from kpipe.runtime.reference.numerics import Rounds
 
 # Geometry kimi_k31, tp 2.
+GATE_COLUMNS = (2112, 8256)
 INDEX_DIM = 128
 INDEX_EPS = 1e-06
 INDEX_HEADS = 32
@@ -138,6 +139,7 @@ OPS = (
         stage="projection",
         reference=projection.packed_gemm,
         weights=("packed",),
+        constants={"gate_columns": GATE_COLUMNS},
         kernel="packed_gemm:PackedGemm",
         tactics={
             ("sm_90a", 8): {"tile_n": 32, "tokens": 8, "ring": 104},

@@ -10,6 +10,7 @@ from kpipe.runtime.reference import indexer, projection, query, select, sparse_c
 from kpipe.runtime.reference.numerics import Rounds
 
 # Geometry kimi_k31, tp 8.
+GATE_COLUMNS = (2112, 3648)
 INDEX_DIM = 128
 INDEX_EPS = 1e-06
 INDEX_HEADS = 32
@@ -147,6 +148,7 @@ OPS = (
         stage="projection",
         reference=projection.packed_gemm,
         weights=("packed",),
+        constants={"gate_columns": GATE_COLUMNS},
         kernel="packed_gemm:PackedGemm",
         tactics={
             ("sm_90a", 1): {"tile_n": 32, "tokens": 8, "ring": 227},

@@ -4,6 +4,9 @@ All input projections of the layer in one product, a packed row for every row:
 
     projected = BF16(hidden . packed^T)        FP32 accumulation
 
+Without the gate its columns keep what they hold, and their weights are not read: gate_gemm makes
+them.
+
 Grid     (ceil(OUTPUTS / tile_n), ceil(rows / tokens)): a CTA makes tile_n outputs of up to
          `tokens` rows.
 Loads    A ring in shared memory: one warp has the copy engine bring weights, others copy rows
@@ -22,10 +25,13 @@ import cutlass
 from cutlass import cute
 
 from kpipe.runtime.device import pdl, skinny
+from kpipe.runtime.device.gapped import GappedGemm
 from kpipe.runtime.host.compile import Symbol, TensorSpec
 
 INPUTS = 7168
 OUTPUTS = 5344
+GATE_COLUMN = 2112  # where the gate begins in a packed row
+GATE = 3072
 
 
 def operands() -> tuple[TensorSpec, ...]:
@@ -44,7 +50,8 @@ class PackedGemm:
 
     release: let the dependent grid start once this one's loads are requested.
     pdl:     launch with the attribute that lets this grid start before its predecessor ends.
-    tile_n:  outputs of a CTA, a multiple of 8.
+    without_gate: leave its columns out.
+    tile_n:  outputs of a CTA, a multiple of 8; without_gate: one that divides GATE_COLUMN and GATE.
     tokens:  rows of a CTA: 8, 16, 32 or 64. Any number of rows may be launched; the
              smallest that holds them all is the fastest.
     ring:    KiB of the ring; what it leaves, a CTA of the next kernel may take.
@@ -54,6 +61,7 @@ class PackedGemm:
 
     release: bool = True
     pdl: bool = True
+    without_gate: bool = False
     tile_n: int = 32
     tokens: int = 64
     ring: int = skinny.MOST_SHARED
@@ -62,7 +70,10 @@ class PackedGemm:
         self._product()
 
     def _product(self) -> skinny.SkinnyGemm:
-        return skinny.SkinnyGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens, self.ring)
+        shape = OUTPUTS, INPUTS, self.tile_n, self.tokens, self.ring
+        if self.without_gate:
+            return GappedGemm(*shape, GATE_COLUMN, GATE)
+        return skinny.SkinnyGemm(*shape)
 
     @cute.jit
     def __call__(self, hidden: cute.Tensor, packed: cute.Tensor, projected: cute.Tensor, stream):

@@ -13,7 +13,8 @@ Grid     (V_DIM / v_tile, HEADS, ceil(rows / TILE_M)); WARPS warps share a tile 
 Loads    16 bytes a lane, straight into the fragments of the tensor cores; no shared memory but
          for the sum over the warps, added in their order.
 Wait     w_uv is loaded before it; latent, gate and lengths behind it. Released once their loads
-         are issued.
+         are issued; `early` ahead of the wait, so that the next kernel may load its weights while
+         the core still runs, where it finds room.
 Rounding to BF16 twice: v, and its product with the sigmoid.
 """
 
@@ -67,12 +68,14 @@ class MlaValue:
     pdl:     launch with the attribute that lets this grid start before its predecessor ends.
     sigmoid: refined, exact or fast; see the device function.
     v_tile:  outputs of a CTA, a multiple of 8 that divides V_DIM.
+    early:   1 releases ahead of the wait, 0 behind the loads.
     """
 
     release: bool = True
     pdl: bool = True
     sigmoid: str = "refined"
     v_tile: int = 16
+    early: int = 0
 
     def __post_init__(self) -> None:
         if self.sigmoid not in MODES:
@@ -134,12 +137,14 @@ class MlaValue:
         request = read_row // queries
         later_queries = queries - 1 - read_row % queries
 
+        if cutlass.const_expr(self.release and self.early):
+            pdl.release()
         pdl.wait()
         upper = self._load_slices(latent[upper_row, head, None], warp, group_lane)
         lower = self._load_slices(latent[lower_row, head, None], warp, group_lane)
         gate_values = memory.vector_at(gate[read_row, None], column, width).load()
         length = lengths[request]
-        if self.release:
+        if cutlass.const_expr(self.release and not self.early):
             pdl.release()
 
         self._store_products(upper, lower, weights, partial[warp, None, None], group, group_lane)
