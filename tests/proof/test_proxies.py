@@ -34,7 +34,7 @@ def test_the_rule_is_what_the_explorer_sees(mode: str) -> None:
         assert found == expected - racy_pairs(program)
         crossing += len(expected)
         ordered += len(found)
-        fenced += any(getattr(x.node, "proxy_fenced", False) for x in program.launches)
+        fenced += any(access.fenced for x in program.launches for access in x.node.accesses)
     assert crossing > 150 and ordered > 20 and fenced > 100
 
 
@@ -69,7 +69,7 @@ def test_a_fence_or_plain_loads_keep_the_release(repair: str, tmp_path: Path) ->
     assert not any(x.pdl.release for x in launches(held, "query_norm"))
     assert all(x.pdl.release for x in launches(held, "topk_select"))
     if repair == "fence":
-        contracts = {**tma, "query_norm": replace(CONTRACTS["query_norm"], proxy_fence=True)}
+        contracts = {**tma, "query_norm": replace(CONTRACTS["query_norm"], proxy_fence=("q_c",))}
     else:
         contracts = {}
     plan = prove(plan_with(tmp_path / "b", "dsa_tp", contracts)).pipeline
@@ -135,4 +135,5 @@ def test_what_reads_by_tma() -> None:
     assert {(op, operand) for op, operand, path in paths if path is words.Path.ASYNC} == {
         ("index_scores", "index_kv")
     }
-    assert not any(c.proxy_fence for c in CONTRACTS.values())
+    fences = {(c.name, name) for c in CONTRACTS.values() for name in c.proxy_fence}
+    assert fences == {("index_front", "index_kv"), ("dsa_index", "index_kv")}
