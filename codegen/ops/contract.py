@@ -376,9 +376,7 @@ def step(
     """A tensor that the engine hands in for every step."""
     access = Access.WRITE if write else Access.READ
     phase = Phase.PROLOGUE if early else Phase.BODY
-    return Operand(
-        name, Kind.STEP, access, _split(shape), dtype, phase, when, type, path, gates
-    )
+    return Operand(name, Kind.STEP, access, _split(shape), dtype, phase, when, type, path, gates)
 
 
 def cache(name: str, access: Access, *, early: bool = False, path: Path = Path.GENERIC) -> Operand:

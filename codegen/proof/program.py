@@ -28,8 +28,8 @@ class Access:
     no part in whether two accesses conflict.
 
     `fenced` marks a plain store behind which a fence between the two proxies stands, in front of
-    the kernel's trigger.  `zero` marks a write that leaves only zeros.  A kernel's also expects them, as counters do that
-    reset themselves; a copy's is a memset and expects nothing.
+    the kernel's trigger.  `zero` marks a write that leaves only zeros.  A kernel's also expects
+    them, as counters do that reset themselves; a copy's is a memset and expects nothing.
     """
 
     buffer: str

@@ -41,7 +41,7 @@ class SplitProduct:
 
     columns: a multiple of 32.
     outputs: of one CTA, a multiple of 8.
-    rows:    TILE_M, or HALF_M where no more are stored: the tensor cores then see zeros for the rest.
+    rows:    TILE_M, or HALF_M where there are no more: the tensor cores then see zeros below.
     staged:  weight rows that wait in shared memory, the last ones, a multiple of 8.
     """
 
@@ -88,18 +88,25 @@ class SplitProduct:
 
     @cute.jit
     def request_staged(
-        self, matrix: cute.Tensor, first_output, staged: cute.Tensor, barrier: cute.Pointer, lane
+        self,
+        matrix: cute.Tensor,
+        first_output,
+        staged: cute.Tensor,
+        barrier: cute.Pointer,
+        warp,
+        lane,
     ):
-        """Requests the last weight rows of the CTA, whose first one is `first_output`; by one warp.
+        """Requests the last weight rows of the CTA, whose first one is `first_output`; by warp 0.
 
-        `barrier` has been told of `staged_bytes`.
+        Its thread 0 has told `barrier` of `staged_bytes`.
         """
         first = first_output + self.outputs - self.staged
-        for before in cutlass.range_constexpr(0, self.staged, reduce.WARP):
-            if before + lane < self.staged:
-                bulk.copy_run(
-                    matrix[first + before + lane, None], staged[before + lane, None], barrier
-                )
+        if warp == 0:
+            cute.arch.sync_warp()
+            for before in cutlass.range_constexpr(0, self.staged, reduce.WARP):
+                row = before + lane
+                if row < self.staged:
+                    bulk.copy_run(matrix[first + row, None], staged[row, None], barrier)
 
     def load_weights(self, matrix: cute.Tensor, first_output, warp, lane) -> list[list]:
         """Requests this lane's words of the weight rows from `first_output` on: [tile][slice].

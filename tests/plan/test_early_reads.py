@@ -81,8 +81,8 @@ def test_an_early_read_of_what_an_op_writes_is_launched_plain(writer: str, tmp_p
         seen.add(written)
         assert scorer.pdl.attribute == (not written)
         if written:
-                why = "plain: reads `lengths` before its wait"
-                assert scorer.pdl.attribute_reason.startswith(why)
+            why = "plain: reads `lengths` before its wait"
+            assert scorer.pdl.attribute_reason.startswith(why)
     assert True in seen
 
 

@@ -192,9 +192,7 @@ class IndexFront:
 
     @property
     def _query(self) -> IndexQuery:
-        return IndexQuery(
-            Q_LORA, INDEX_DIM, self.tile_n, min(self.tokens, mma.TILE_M), self.held
-        )
+        return IndexQuery(Q_LORA, INDEX_DIM, self.tile_n, min(self.tokens, mma.TILE_M), self.held)
 
     @property
     def _tiles(self) -> RowTiles:
@@ -210,9 +208,9 @@ class IndexFront:
         """Shared memory of a CTA, barriers and gaps rounded up."""
         product = self._query.product
         rows = self._tiles.stages * product.rows + product.staged
-        sums = product.warps * product.rows * (self.tile_n + mma.TILE_N) + self.tokens * self.tile_n
-        inbox_words = self.tokens * self._query.cluster
-        return (rows * product.pitch + Q_LORA) * BF16_BYTES + (sums + inbox_words) * FP32_BYTES + 256
+        sums = product.warps * product.rows * (self.tile_n + mma.TILE_N)
+        kept = self.tokens * (self.tile_n + self._query.cluster)
+        return (rows * product.pitch + Q_LORA) * BF16_BYTES + (sums + kept) * FP32_BYTES + 256
 
     @property
     def _resident(self) -> int:
@@ -263,9 +261,8 @@ class IndexFront:
                 inbox.open_inbox(staged_here, query.product.staged_bytes)
         output = head * INDEX_DIM + part * self.tile_n
         if cutlass.const_expr(query.staged > 0):
-            if warp == 0:
-                cute.arch.sync_warp()
-                query.product.request_staged(index_q_b, output, staged, staged_here, lane)
+            product = query.product
+            product.request_staged(index_q_b, output, staged, staged_here, warp, lane)
         matrix = query.product.load_weights(index_q_b, output, warp, lane)
         cluster.start()
         pdl.wait()
