@@ -114,18 +114,11 @@ def test_rings_of_less_than_two_stages_are_refused(ring):
         SkinnyGemm(*PRODUCTS["packed_gemm"], 32, 8, ring)
 
 
-def test_index_front_fits_beside_packed_gemm():
-    """228 KiB of an SM, of which each CTA costs one: half a ring twice, or beside index_front."""
+def test_half_a_ring_fits_twice():
+    """228 KiB of an SM, of which each CTA costs one."""
     (_, few), *_ = CONTRACTS["packed_gemm"].tactics
-    (rows, front), *_ = CONTRACTS["index_front"].tactics
     ring = dict(few)["ring"]
-    tokens, held = dict(front)["tokens"], dict(front)["held"]
     assert 2 * (ring + 1) <= 228
-    # Rows and the weights among them, sums of eight warps, kept sums and q_norm of index_front,
-    # with room for small things.
-    rows_bytes = (tokens + 32 - held) * 1568 * 2
-    front_bytes = rows_bytes + 8 * 16 * 40 * 4 + tokens * 32 * 4 + 1536 * 2 + 2048
-    assert rows >= 8 and (ring + 2) * 1024 + front_bytes <= 228 * 1024
 
 
 def test_odd_columns_are_refused():

@@ -218,7 +218,7 @@ class IndexScores:
         return self.groups * WARPS * reduce.WARP
 
     def _entry(self, index_table: cute.Tensor, request, page) -> Int32:
-        """This lane's entry of a request: of page `page + lane`, or of the last one of the table."""
+        """This lane's entry of a request: of page `page + lane`, or of the last one."""
         place = cutlass.min(page + cute.arch.lane_idx(), index_table.shape[1] - 1)
         return index_table[request, place]
 
