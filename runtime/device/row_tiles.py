@@ -15,6 +15,9 @@ from cutlass import cute
 from .rms import RmsNorm
 from .split_product import SplitProduct
 
+SPREAD_RUNS = 3
+"""Runs of a row that a warp does one after another as fast as a whole row at once."""
+
 
 @dataclass(frozen=True)
 class RowTiles:
@@ -57,6 +60,41 @@ class RowTiles:
         last = cutlass.min(rows, self.product.rows)
         for row in cutlass.range(warp, last, self.product.warps, unroll=1):
             self.norm.normalise(stage[row, None], weight, lane)
+
+    def sums_layout(self) -> cute.Layout:
+        """(row, run) sums of squares of a tile whose runs are spread, FP32."""
+        return cute.make_layout(
+            (self.product.rows, self.norm.vectors), stride=(self.norm.vectors, 1)
+        )
+
+    def spreads(self, rows):
+        """Whether a tile of so few rows is done sooner where all warps share each of them."""
+        return rows * self.norm.vectors <= SPREAD_RUNS * self.product.warps
+
+    @cute.jit
+    def request_spread(self, source: cute.Tensor, stage: cute.Tensor, first, rows, warp, lane):
+        """`request` of `rows` rows, their runs one after another dealt to the warps."""
+        for run in cutlass.range(warp, rows * self.norm.vectors, self.product.warps, unroll=1):
+            row, place = run // self.norm.vectors, run % self.norm.vectors
+            self.norm.request_run(source[first + row, None], stage[row, None], place, lane)
+
+    @cute.jit
+    def sum_spread(self, stage: cute.Tensor, sums: cute.Tensor, rows, warp, lane):
+        """Sums of squares of the runs that this warp has requested, behind `copy_async.wait`."""
+        for run in cutlass.range(warp, rows * self.norm.vectors, self.product.warps, unroll=1):
+            row, place = run // self.norm.vectors, run % self.norm.vectors
+            squares = self.norm.run_squares(stage[row, None], place, lane)
+            if lane == 0:
+                sums[row, place] = squares
+
+    @cute.jit
+    def normalise_spread(
+        self, stage: cute.Tensor, sums: cute.Tensor, weight: cute.Tensor, rows, warp, lane
+    ):
+        """Norms these runs in place, behind a barrier that all warps' sums lie ahead of."""
+        for run in cutlass.range(warp, rows * self.norm.vectors, self.product.warps, unroll=1):
+            row, place = run // self.norm.vectors, run % self.norm.vectors
+            self.norm.normalise_run(stage[row, None], weight, sums[row, None], place, lane)
 
     @cute.jit
     def copy(self, stage: cute.Tensor, target: cute.Tensor, first, part, parts, warp, lane):

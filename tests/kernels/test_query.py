@@ -195,6 +195,22 @@ def test_eight_rows_need_half_of_the_sums(modules):
     assert counts[16] == 2 * counts[8] > 0
 
 
+def test_few_rows_are_normed_by_all_warps(modules):
+    """A row has six runs of 32 vectors: up to four rows a warp has three runs, half a row."""
+    module = modules["fp8_tensor", "index_front"]
+    tiles = module.IndexFront(tokens=8)._tiles
+    assert (tiles.norm.vectors, tiles.product.warps) == (6, 8)
+    assert [tiles.spreads(rows) for rows in range(1, 9)] == [True] * 4 + [False] * 4
+    meetings = {
+        flags: len(re.findall(r"bar(?:rier)?\.sync\s+1,|barrier\.sync\.aligned 1,", text))
+        for flags, text in (
+            (few, build(module, "index_front", "sm_90a", tokens=8 if few else 16))
+            for few in (True, False)
+        )
+    }
+    assert meetings[True] == meetings[False] + 1  # between the sums of runs and their use
+
+
 @pytest.mark.parametrize("name", ["index_front", "dsa_index"])
 @pytest.mark.parametrize("release", [True, False])
 def test_keys_are_fenced_ahead_of_the_release(dsa_index, modules, name, release):

@@ -199,6 +199,11 @@ class IndexFront:
         return RowTiles(NORM, self._query.product, self.tokens)
 
     @property
+    def _few(self) -> bool:
+        """Rows of a single tile that are few enough to be normed by all warps together."""
+        return not self.normalized and self.tokens == mma.HALF_M
+
+    @property
     def _threads(self) -> int:
         """Threads that work on the query; the key has one more warp."""
         return self._query.product.warps * reduce.WARP
@@ -267,14 +272,18 @@ class IndexFront:
         cluster.start()
         pdl.wait()
 
-        self._tiles.request(source, self._tiles.stage(rows_here, 0), first, warp, lane)
+        if cutlass.const_expr(self._few):
+            run_sums = shared.allocate_tensor(Float32, self._tiles.sums_layout(), align)
+            self._norm_few(source, rows_here, run_sums, norm_weight, norm_here, first, rows)
+        else:
+            self._tiles.request(source, self._tiles.stage(rows_here, 0), first, warp, lane)
         tile_rows = query.rows
         count = cute.ceil_div(rows, tile_rows)
         for tile in cutlass.range(count, unroll=1):
             tile_row = first + tile * tile_rows
             stage = self._tiles.stage(rows_here, tile)
             copy_async.wait()
-            if cutlass.const_expr(not self.normalized):
+            if cutlass.const_expr(not self.normalized and not self._few):
                 barrier.wait(norm_here, 0)
                 self._tiles.normalise(stage, norm_weight, source.shape[0] - tile_row, warp, lane)
             self._meet()
@@ -301,6 +310,34 @@ class IndexFront:
             following = token + self._threads // query.pieces
             if weighs and following < rows:
                 head_weight = wv[first + following].to(Float32)
+
+    @cute.jit
+    def _norm_few(
+        self,
+        source: cute.Tensor,
+        rows_here: cute.Tensor,
+        run_sums: cute.Tensor,
+        norm_weight: cute.Tensor,
+        norm_here: cute.Pointer,
+        first,
+        rows,
+    ):
+        """Loads and norms the only tile; of few rows every warp has a part of each."""
+        warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
+        tiles = self._tiles
+        stage = tiles.stage(rows_here, 0)
+        if tiles.spreads(rows):
+            tiles.request_spread(source, stage, first, rows, warp, lane)
+            copy_async.wait()
+            tiles.sum_spread(stage, run_sums, rows, warp, lane)
+            self._meet()
+            barrier.wait(norm_here, 0)
+            tiles.normalise_spread(stage, run_sums, norm_weight, rows, warp, lane)
+        else:
+            tiles.request(source, stage, first, warp, lane)
+            copy_async.wait()
+            barrier.wait(norm_here, 0)
+            tiles.normalise(stage, norm_weight, rows, warp, lane)
 
     @cute.jit
     def _insert_keys(
