@@ -120,7 +120,7 @@ def _only(path: Path, given: Mapping[str, Any], known: set[str]) -> None:
 def _kernel(path: Path, name: str, entry: Mapping[str, Any]) -> Kernel | Copy:
     _only(path, entry, _KERNEL)
     accesses = tuple(
-        Access(buffer, write, early, box, zero, proxy)
+        Access(buffer, write, early, box, zero, proxy, write and entry.get("proxy_fenced", False))
         for key, (write, early, zero, proxy) in _ACCESSES.items()
         for buffer, box in (_buffer(path, text) for text in entry.get(key, ()))
     )
@@ -142,7 +142,6 @@ def _kernel(path: Path, name: str, entry: Mapping[str, Any]) -> Kernel | Copy:
         waits=entry.get("waits", waits),
         trigger=_TRIGGERS[trigger],
         fenced=entry.get("fenced", False),
-        proxy_fenced=entry.get("proxy_fenced", False),
     )
 
 

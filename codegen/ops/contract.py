@@ -234,9 +234,9 @@ class Contract:
     """The promise of one op.
 
     `waits`: every thread block executes the wait in at least one warp role.  Without `roles` all
-    its threads do.  `proxy_fence`: a fence between the generic and the async proxy, and a barrier
-    of the block, stand between its plain stores and its release.  Raises ValueError where roles
-    contradict the rest.
+    its threads do.  `proxy_fence`: operands behind whose plain stores a fence between the generic
+    and the async proxy stands, in every thread that stores, and then a barrier of these threads,
+    ahead of the release.  Raises ValueError where roles contradict the rest.
     """
 
     name: str
@@ -263,12 +263,16 @@ class Contract:
     tile_values: tuple[tuple[str, tuple[int, ...]], ...] = ()
     takes_rows: bool = False  # no operand tells it how many rows the step has
     roles: tuple[Role, ...] = ()
-    proxy_fence: bool = False
+    proxy_fence: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if unknown := {name for name, _ in self.tile_values} - set(self.tile):
             raise ValueError(f"{self.name}: values for {', '.join(sorted(unknown))}, no tile field")
         known = {operand.name for operand in self.operands}
+        stored = {operand.name for operand in self.operands if operand.access.writes}
+        if unknown := set(self.proxy_fence) - stored:
+            names = ", ".join(sorted(unknown))
+            raise ValueError(f"{self.name}: fences stores of {names}, which it does not store")
         for operand in self.operands:
             if unknown := set(operand.gates) - known:
                 names = ", ".join(sorted(unknown))
@@ -364,6 +368,7 @@ def step(
     dtype: str,
     *,
     write: bool = False,
+    early: bool = False,
     when: str = "",
     type: OperandType | None = None,
     path: Path = Path.GENERIC,
@@ -371,10 +376,8 @@ def step(
 ) -> Operand:
     """A tensor that the engine hands in for every step."""
     access = Access.WRITE if write else Access.READ
-    shapes = _split(shape)
-    return Operand(
-        name, Kind.STEP, access, shapes, dtype, when=when, type=type, path=path, gates=gates
-    )
+    phase = Phase.PROLOGUE if early else Phase.BODY
+    return Operand(name, Kind.STEP, access, _split(shape), dtype, phase, when, type, path, gates)
 
 
 def cache(name: str, access: Access, *, early: bool = False, path: Path = Path.GENERIC) -> Operand:

@@ -51,6 +51,7 @@ DSA_INDEX = Contract(
     constants=("index_eps", "index_heads", "index_dim", "index_quant"),
     reference="indexer:dsa_index",
     kernel="dsa_index",
+    proxy_fence=("index_kv",),
     fixes=(("index_quant", "ue8m0"),),
     limits=Limits(cache_formats=("index_fp8",), divides=(("index_dim", 32),)),
 )
@@ -70,14 +71,17 @@ INDEX_FRONT = Contract(
     constants=("rms_eps", "index_eps", "index_heads", "index_dim", "index_quant"),
     reference="indexer:index_front",
     kernel="index_front",
+    proxy_fence=("index_kv",),
     fixes=(("index_quant", "ue8m0"),),
     limits=Limits(
         cache_formats=("index_fp8",),
         divides=(("q_lora", 32), ("index_dim", 32)),
     ),
-    tile=("tile_n", "tokens"),
-    tile_values=(("tile_n", (32, 16)), ("tokens", (16, 32, 64))),
-    tactics=tactics((16, {"tokens": 16}), (64, {"tokens": 64})),
+    tile=("tile_n", "tokens", "held"),
+    tile_values=(("tile_n", (32, 16, 64)), ("tokens", (16, 8, 32, 64)), ("held", (32, 16, 8))),
+    tactics=tactics(
+        (8, {"tile_n": 64, "tokens": 8, "held": 8}), (16, {"tokens": 16}), (64, {"tokens": 64})
+    ),
 )
 
 INDEX_SCORES = Contract(
@@ -88,8 +92,8 @@ INDEX_SCORES = Contract(
         reads("index_q8", "rows, index_heads, index_dim", "fp8", type=REPLICATED),
         reads("index_w", "rows, index_heads", "fp32", type=REPLICATED),
         cache("index_kv", Access.READ, path=Path.ASYNC),
-        step("index_table", "requests, index_pages", "i32", type=BY_POSITION),
-        step("lengths", "requests", "i32", type=LENGTHS),
+        step("index_table", "requests, index_pages", "i32", early=True, type=BY_POSITION),
+        step("lengths", "requests", "i32", early=True, type=LENGTHS),
         writes("scores", "rows, context", "fp32", type=BY_POSITION),
     ),
     constants=("shard",),

@@ -203,6 +203,8 @@ class _Lowering:
                 found = self.accesses(binding, number, binding.operand in polled)
                 if binding.path is not Path.GENERIC:
                     found = [replace(access, path=binding.path.value) for access in found]
+                elif binding.operand in launch.contract.proxy_fence:
+                    found = [replace(access, fenced=access.write) for access in found]
                 accesses += found
         accesses += [
             Access(
@@ -220,7 +222,6 @@ class _Lowering:
             pdl=launch.pdl.attribute,
             waits=launch.contract.waits,
             trigger=_TRIGGERS[release] if released else "never",
-            proxy_fenced=launch.contract.proxy_fence,
         )
 
     def accesses(self, binding: Binding, number: int, polls: bool) -> list[Access]:

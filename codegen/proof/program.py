@@ -27,8 +27,9 @@ class Access:
     begin behind the kernel's wait.  In a kernel that never waits every access is early.  `path` has
     no part in whether two accesses conflict.
 
-    `zero` marks a write that leaves only zeros.  A kernel's also expects them, as counters do that
-    reset themselves; a copy's is a memset and expects nothing.
+    `fenced` marks a plain store behind which a fence between the two proxies stands, in front of
+    the kernel's trigger.  `zero` marks a write that leaves only zeros.  A kernel's also expects
+    them, as counters do that reset themselves; a copy's is a memset and expects nothing.
     """
 
     buffer: str
@@ -37,6 +38,7 @@ class Access:
     box: Box = ()
     zero: bool = False
     path: Path = "generic"
+    fenced: bool = False
 
     def conflicts(self, other: Access) -> bool:
         """Same memory, and at least one of the two writes it."""
@@ -55,8 +57,7 @@ class Kernel:
     executes the dependency wait; what other roles touch without it is early.  `trigger`: every CTA
     calls launch_dependents, at entry or behind its wait; "never" means the implicit trigger at
     exit, which is also that of a kernel in which only some CTAs call it.  `fenced` says that a
-    release fence stands in front of the trigger, `proxy_fenced` that a fence between the generic
-    and the async proxy stands there, behind all stores.
+    release fence stands in front of the trigger.
     """
 
     name: str
@@ -65,7 +66,6 @@ class Kernel:
     waits: bool = False
     trigger: Trigger = "never"
     fenced: bool = False
-    proxy_fenced: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from kpipe.codegen.diagnostics import Diagnostic
 from kpipe.codegen.plan.model import StepPlan
 from kpipe.codegen.proof.order import Order
-from kpipe.codegen.proof.program import Access, Copy, Kernel, Program, Reuse
+from kpipe.codegen.proof.program import Access, Program, Reuse
 from kpipe.codegen.proof.races import Pair, Race, scan
 
 PATHS = {
@@ -39,7 +39,7 @@ def crossing_pairs(program: Program, order: Order | None = None) -> frozenset[Pa
                     order = order or Order(program)
                     if not order.ordered((first, "X"), (position, "S")):
                         found.append((first, first_site, position, site))
-        if isinstance(node, Reuse) or _fenced(node):
+        if isinstance(node, Reuse):
             continue
         for site, access in enumerate(node.accesses):
             if _plain_store(access):
@@ -75,12 +75,8 @@ def proxy_races(program: Program, strict: Order | None = None) -> tuple[Race, ..
     )
 
 
-def _fenced(node: Kernel | Copy) -> bool:
-    return isinstance(node, Kernel) and node.proxy_fenced
-
-
 def _plain_store(access: Access) -> bool:
-    return access.write and access.path == "generic"
+    return access.write and access.path == "generic" and not access.fenced
 
 
 def proxy_reasons(first: str, second: str, buffer: str) -> tuple[str, str]:

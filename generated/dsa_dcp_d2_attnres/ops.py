@@ -65,8 +65,10 @@ OPS = (
         },
         kernel="index_front:IndexFront",
         tactics={
+            ("sm_90a", 8): {"tile_n": 64, "tokens": 8, "held": 8},
             ("sm_90a", 16): {"tokens": 16},
             ("sm_90a", 64): {"tokens": 64},
+            ("sm_100a", 8): {"tile_n": 64, "tokens": 8, "held": 8},
             ("sm_100a", 16): {"tokens": 16},
             ("sm_100a", 64): {"tokens": 64},
         },

@@ -97,8 +97,7 @@ class DsaDcpD2Interleave64Layer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-            release=False,
-        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :102
@@ -161,8 +160,7 @@ class DsaDcpD2Interleave64Layer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-            release=False,
-        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :102
@@ -215,15 +213,8 @@ class DsaDcpD2Interleave64Layer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95
@@ -277,15 +268,8 @@ class DsaDcpD2Interleave64Layer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95
@@ -340,15 +324,8 @@ class DsaDcpD2Interleave64Layer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95
@@ -404,15 +381,8 @@ class DsaDcpD2Interleave64Layer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95
@@ -467,15 +437,8 @@ class DsaDcpD2Interleave64Layer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95

@@ -97,8 +97,7 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-            release=False,
-        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :102
@@ -160,8 +159,7 @@ class DsaDcpD2ProjectedLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-            release=False,
-        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :102
@@ -213,15 +211,8 @@ class DsaDcpD2ProjectedLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95
@@ -274,15 +265,8 @@ class DsaDcpD2ProjectedLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95
@@ -336,15 +320,8 @@ class DsaDcpD2ProjectedLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95
@@ -399,15 +376,8 @@ class DsaDcpD2ProjectedLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95
@@ -461,15 +431,8 @@ class DsaDcpD2ProjectedLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95

@@ -97,8 +97,7 @@ class DsaDcpD2ResidualLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-            release=False,
-        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :102
@@ -162,8 +161,7 @@ class DsaDcpD2ResidualLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-            release=False,
-        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :102
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :102
@@ -217,15 +215,8 @@ class DsaDcpD2ResidualLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95
@@ -280,15 +271,8 @@ class DsaDcpD2ResidualLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95
@@ -350,15 +334,8 @@ class DsaDcpD2ResidualLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95
@@ -415,15 +392,8 @@ class DsaDcpD2ResidualLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95
@@ -479,15 +449,8 @@ class DsaDcpD2ResidualLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95

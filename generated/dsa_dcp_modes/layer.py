@@ -119,8 +119,7 @@ class DsaDcpModesLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-            release=False,
-        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :93
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :93
@@ -178,15 +177,8 @@ class DsaDcpModesLayer(Layer):
         )  # :93 plain: polls `q_mail`; held: polls `q_mail`
         self.index_gemm(at.q_c, at.index_q)  # :93
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :93
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :93
@@ -251,8 +243,7 @@ class DsaDcpModesLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-            release=False,
-        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :93
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :93
@@ -312,15 +303,8 @@ class DsaDcpModesLayer(Layer):
         )  # :93 plain: polls `q_mail`; held: polls `q_mail`
         self.index_gemm(at.q_c, at.index_q)  # :93
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :93
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :93
@@ -370,15 +354,8 @@ class DsaDcpModesLayer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:99
         side.wait_stream(main)
         self.index_front(
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            q_a=at.q_a,
-            release=False,
-        )  # :99 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :99
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :99
@@ -430,15 +407,8 @@ class DsaDcpModesLayer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:99
         side.wait_stream(main)
         self.index_front(
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            q_a=at.q_a,
-            release=False,
-        )  # :99 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :99
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :99
@@ -491,15 +461,8 @@ class DsaDcpModesLayer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:99
         side.wait_stream(main)
         self.index_front(
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            q_a=at.q_a,
-            release=False,
-        )  # :99 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :99
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :99
@@ -552,15 +515,8 @@ class DsaDcpModesLayer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_dcp.yaml:99
         side.wait_stream(main)
         self.index_front(
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            q_a=at.q_a,
-            release=False,
-        )  # :99 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :99
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :99
@@ -621,15 +577,8 @@ class DsaDcpModesLayer(Layer):
         )  # :102
         self.index_gemm(at.q_c, at.index_q)  # :102
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :102 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :102
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :102
@@ -680,15 +629,8 @@ class DsaDcpModesLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95
@@ -742,15 +684,8 @@ class DsaDcpModesLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :95
         self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :95 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :95

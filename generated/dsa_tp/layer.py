@@ -96,15 +96,8 @@ class DsaTpLayer(Layer):
         main, side = self.main, self.side
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:107
         self.index_front(
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            q_a=at.q_a,
-            release=False,
-        )  # :107 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :107
         side.wait_stream(main)
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
@@ -130,15 +123,8 @@ class DsaTpLayer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:96
         side.wait_stream(main)
         self.index_front(
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            q_a=at.q_a,
-            release=False,
-        )  # :96 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :96
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :96
@@ -165,15 +151,8 @@ class DsaTpLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :90
         self.index_gemm(at.q_c, at.index_q)  # :90
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :90 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :90
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :90
@@ -200,15 +179,8 @@ class DsaTpLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :90
         self.index_gemm(at.q_c, at.index_q)  # :90
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :90 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :90
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :90
@@ -236,15 +208,8 @@ class DsaTpLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :90
         self.index_gemm(at.q_c, at.index_q)  # :90
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :90 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :90
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :90
@@ -272,15 +237,8 @@ class DsaTpLayer(Layer):
         side.wait_stream(main)
         self.index_gemm(at.q_c, at.index_q)  # :93
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :93
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :93
@@ -307,15 +265,8 @@ class DsaTpLayer(Layer):
         side.wait_stream(main)
         self.index_gemm(at.q_c, at.index_q)  # :93
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :93
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :93
@@ -339,15 +290,8 @@ class DsaTpLayer(Layer):
         """
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:104
         self.index_front(
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            q_a=at.q_a,
-            release=False,
-        )  # :104 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :104
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :104

@@ -110,8 +110,7 @@ class DsaTpModesLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-            release=False,
-        )  # :88 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+        )  # :88
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :88
@@ -133,15 +132,8 @@ class DsaTpModesLayer(Layer):
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:96
         side.wait_stream(main)
         self.index_front(
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            q_a=at.q_a,
-            release=False,
-        )  # :96 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :96
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :96
@@ -167,15 +159,8 @@ class DsaTpModesLayer(Layer):
         )  # :99
         self.index_gemm(at.q_c, at.index_q)  # :99
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :99 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :99
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :99
@@ -194,15 +179,8 @@ class DsaTpModesLayer(Layer):
         """
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:104
         self.index_front(
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            q_a=at.q_a,
-            release=False,
-        )  # :104 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :104
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :104
@@ -222,15 +200,8 @@ class DsaTpModesLayer(Layer):
         """
         self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:104
         self.index_front(
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            q_a=at.q_a,
-            release=False,
-        )  # :104 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :104
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :104
@@ -253,15 +224,8 @@ class DsaTpModesLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :101
         self.index_gemm(at.q_c, at.index_q)  # :101
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :101 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :101
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :101
@@ -286,15 +250,8 @@ class DsaTpModesLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :90
         self.index_gemm(at.q_c, at.index_q)  # :90
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :90 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :90
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :90
@@ -321,15 +278,8 @@ class DsaTpModesLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :90
         self.index_gemm(at.q_c, at.index_q)  # :90
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :90 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :90
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :90
@@ -357,15 +307,8 @@ class DsaTpModesLayer(Layer):
         self.query_norm(at.q_a, at.q_c)  # :90
         self.index_gemm(at.q_c, at.index_q)  # :90
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :90 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :90
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :90
@@ -393,15 +336,8 @@ class DsaTpModesLayer(Layer):
         side.wait_stream(main)
         self.index_gemm(at.q_c, at.index_q)  # :93
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :93
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :93
@@ -428,15 +364,8 @@ class DsaTpModesLayer(Layer):
         side.wait_stream(main)
         self.index_gemm(at.q_c, at.index_q)  # :93
         self.dsa_index(
-            at.index_q,
-            at.wk,
-            at.wv,
-            step.index_slots,
-            self.index_kv,
-            at.index_q8,
-            at.index_w,
-            release=False,
-        )  # :93 held: index_scores reads `index_kv` by TMA, behind no proxy fence
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :93
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
         )  # :93

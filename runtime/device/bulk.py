@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from cutlass import Int32, Int64, cute
 from cutlass._mlir.dialects import llvm
+from cutlass.cute.arch import inline_ptx
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 RUN_BYTES = 16
@@ -51,6 +52,15 @@ def copy_run(
         loc=loc,
         ip=ip,
     )
+
+
+def fence_stores() -> None:
+    """Lets later bulk copies see what this thread has stored into device memory.
+
+    Plain stores and bulk copies reach memory by two proxies. A barrier, or a release of the
+    dependent grid, that lies behind the fence then passes the stores on to copies of others.
+    """
+    inline_ptx("fence.proxy.async.global;")
 
 
 @dsl_user_op

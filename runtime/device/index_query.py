@@ -24,13 +24,15 @@ WIDTH = 4
 FP32_BYTES = 4
 
 
-def shares(columns: int, outputs: int) -> tuple[int, ...]:
-    """Rows of W that a CTA may have: a head's by a power of two, as far as registers hold them."""
+def shares(columns: int, outputs: int, held: int) -> tuple[int, ...]:
+    """Rows of W that a CTA may have: a head's by a power of two, as far as registers hold what they
+    have to hold of them, `held` rows at most."""
     parts = (part for part in (8, 4, 2, 1) if outputs % (part * mma.TILE_N) == 0)
     return tuple(
         outputs // part
         for part in parts
-        if SplitProduct(columns, outputs // part).weight_registers <= MAX_WEIGHT_REGISTERS
+        if SplitProduct(columns, min(outputs // part, held)).weight_registers
+        <= MAX_WEIGHT_REGISTERS
     )
 
 
@@ -38,12 +40,15 @@ def shares(columns: int, outputs: int) -> tuple[int, ...]:
 class IndexQuery:
     """A head of `outputs` rows of W over `columns` columns; a CTA has `share` of the rows.
 
-    share: a multiple of 8 whose eighth is a power of two.
+    share: a multiple of 8 whose eighth is a power of two. rows: of its SplitProduct.
+    held: rows of W of a CTA that registers hold at most, a multiple of 8; None for all.
     """
 
     columns: int
     outputs: int
     share: int
+    rows: int = mma.TILE_M
+    held: int | None = None
 
     @property
     def cluster(self) -> int:
@@ -51,9 +56,14 @@ class IndexQuery:
         return self.outputs // self.share
 
     @property
+    def staged(self) -> int:
+        """Rows of W of a CTA that wait in shared memory."""
+        return 0 if self.held is None else max(self.share - self.held, 0)
+
+    @property
     def product(self) -> SplitProduct:
         """A CTA's share of W."""
-        return SplitProduct(self.columns, self.share)
+        return SplitProduct(self.columns, self.share, self.rows, self.staged)
 
     @property
     def pieces(self) -> int:
@@ -88,11 +98,11 @@ class IndexQuery:
 
         partial: sums of `product`. rows: of all tiles. The barrier is that of the inbox `amax`.
         """
-        items = mma.TILE_M * self.pieces
+        items = self.rows * self.pieces
         for before in cutlass.range_constexpr(0, items, self.product.warps * reduce.WARP):
             item = before + thread
             place, piece = item // self.pieces, item % self.pieces
-            row = tile * mma.TILE_M + place
+            row = tile * self.rows + place
             if item < items:
                 values = self.product.sums(partial, place, piece, WIDTH)
                 magnitude = largest(values, self.pieces)

@@ -111,9 +111,12 @@ def store_fragment(accumulator: list[Float32], tile: cute.Tensor, group, group_l
         tile[group + HALF_M * (place // 2), 2 * group_lane + place % 2] = value
 
 
-def store_fragment_pairs(accumulator: list[Float32], tile: cute.Tensor, group, group_lane) -> None:
-    """As `store_fragment`, two neighbouring elements in one access of 8 bytes."""
-    for half in range(2):
+def store_fragment_pairs(
+    accumulator: list[Float32], tile: cute.Tensor, group, group_lane, halves: int = 2
+) -> None:
+    """As `store_fragment`, two neighbouring elements in one access of 8 bytes; of the first HALF_M
+    rows only where `halves` is 1."""
+    for half in range(halves):
         row = tile[group + HALF_M * half, None]
         memory.vector_at(row, group_lane, 2).store(pair(accumulator, half))
 

@@ -35,29 +35,52 @@ class RmsNorm:
     def request(self, row: cute.Tensor, target: cute.Tensor, lane) -> None:
         """Requests this lane's vectors of a row into shared memory; see copy_async."""
         for run in range(self.vectors):
-            copy_async.copy(self._vector(row, run, lane), self._vector(target, run, lane))
+            self.request_run(row, target, run, lane)
+
+    def request_run(self, row: cute.Tensor, target: cute.Tensor, run, lane) -> None:
+        """`request` of one run of 32 vectors."""
+        copy_async.copy(self._vector(row, run, lane), self._vector(target, run, lane))
 
     def normalise(self, row: cute.Tensor, weight: cute.Tensor, lane) -> None:
         """y in place of x: this lane's vectors of `row`, BF16; all lanes of the warp together."""
         total = Float32(0.0)
         for run in range(self.vectors):
-            x = self._load(row, run, lane)
-            squares = (x * x).reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
-            total = total + reduce.lanes_sum(squares)
-        rr = cute.math.rsqrt(total / Float32(self.width) + Float32(self.eps), fastmath=True)
+            total = total + self.run_squares(row, run, lane)
+        rr = self._factor(total)
         # The row is read again: kept in registers, it would drive weights out of them.
         cute.arch.sync_warp()
         for run in range(self.vectors):
-            y = (self._load(row, run, lane) * rr) * self._load(weight, run, lane)
-            self._vector(row, run, lane).store(y.to(BFloat16))
+            self._normalise_run(row, weight, run, lane, rr)
+
+    def run_squares(self, row: cute.Tensor, run, lane) -> Float32:
+        """The sum of squares of one run; all lanes of the warp together."""
+        x = self._load(row, run, lane)
+        return reduce.lanes_sum((x * x).reduce(cute.ReductionOp.ADD, Float32(0.0), 0))
+
+    def normalise_run(
+        self, row: cute.Tensor, weight: cute.Tensor, sums: cute.Tensor, run, lane
+    ) -> None:
+        """`normalise` of one run, with the `run_squares` of all runs of the row in `sums`."""
+        total = Float32(0.0)
+        for other in range(self.vectors):
+            total = total + sums[other]
+        self._normalise_run(row, weight, run, lane, self._factor(total))
 
     def copy(self, row: cute.Tensor, target: cute.Tensor, lane) -> None:
         """Stores this lane's vectors of `row` into `target`."""
         for run in range(self.vectors):
             self._vector(target, run, lane).store(self._vector(row, run, lane).load())
 
-    def _load(self, row: cute.Tensor, run: int, lane) -> cute.TensorSSA:
+    def _factor(self, total: Float32) -> Float32:
+        mean = total / Float32(self.width)
+        return cute.math.rsqrt(mean + Float32(self.eps), fastmath=True)
+
+    def _normalise_run(self, row: cute.Tensor, weight: cute.Tensor, run, lane, rr) -> None:
+        y = (self._load(row, run, lane) * rr) * self._load(weight, run, lane)
+        self._vector(row, run, lane).store(y.to(BFloat16))
+
+    def _load(self, row: cute.Tensor, run, lane) -> cute.TensorSSA:
         return self._vector(row, run, lane).load().to(Float32)
 
-    def _vector(self, row: cute.Tensor, run: int, lane) -> cute.Tensor:
+    def _vector(self, row: cute.Tensor, run, lane) -> cute.Tensor:
         return memory.vector_at(row, lane + reduce.WARP * run, self.vector)

@@ -235,7 +235,7 @@ class IndexFrontCase(DsaIndexCase):
     """dsa_index on the FP32 product of RMSNorm(q_a), or q_c, with index_q_b."""
 
     class_name = "IndexFront"
-    variants = ({}, {"normalized": True}, {"tile_n": 16})
+    variants = ({}, {"normalized": True}, {"tile_n": 16}, {"tokens": 8, "held": 16})
     product_noise = 2.0**-18  # of the sum of magnitudes: FP32 sums in another order
 
     def inputs(self, rows: int, q: int) -> dict[str, Tensor]:

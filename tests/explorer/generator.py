@@ -165,7 +165,7 @@ def _random_access(rng: random.Random, care: float) -> Access:
 
 
 def with_paths(program: Program, rng: random.Random) -> Program:
-    """The program with most of its loads by TMA, and some kernels that fence the proxies."""
+    """The program with most of its loads by TMA, and some stores that a proxy fence follows."""
 
     def path(access: Access) -> Path:
         return "async" if rng.random() < (0.3 if access.write else 0.7) else "generic"
@@ -173,11 +173,11 @@ def with_paths(program: Program, rng: random.Random) -> Program:
     def changed(action: Action) -> Action:
         if not isinstance(action, Launch):
             return action
-        accesses = tuple(replace(access, path=path(access)) for access in action.node.accesses)
-        node = replace(action.node, accesses=accesses)
-        if isinstance(node, Kernel):
-            node = replace(node, proxy_fenced=rng.random() < 0.2)
-        return replace(action, node=node)
+        accesses = tuple(
+            replace(access, path=path(access), fenced=access.write and rng.random() < 0.2)
+            for access in action.node.accesses
+        )
+        return replace(action, node=replace(action.node, accesses=accesses))
 
     return Program(
         tuple(

@@ -109,7 +109,7 @@ def crossing_pairs(program: Program, ctas: int = 1) -> frozenset[Pair]:
     """Plain stores that TMA reads (i, access of i, j, access of j), i < j, where some execution
     has a block of the reader resident while a block of the writer has not exited.
 
-    A writer that fences between the proxies is left out.
+    A store with a fence between the proxies behind it is left out.
     """
     tasks = enqueue(program)
     layout = Layout(ctas)
@@ -119,13 +119,12 @@ def crossing_pairs(program: Program, ctas: int = 1) -> frozenset[Pair]:
         steps.extend(enabling_steps(j, second, layout))
         steps.extend(ending_steps(j, second, layout, ordered=False))
         for i, first in enumerate(tasks[:j]):
-            if isinstance(first.node, Kernel) and first.node.proxy_fenced:
-                continue
             key = (layout.group(j, RESIDENT), layout.group(i, EXITED))
             for b, load in enumerate(second.node.accesses):
                 for a, store in enumerate(first.node.accesses):
                     paths = (store.write, store.path, load.write, load.path)
-                    if paths == (True, "generic", False, "async") and store.conflicts(load):
+                    crossing = paths == (True, "generic", False, "async") and not store.fenced
+                    if crossing and store.conflicts(load):
                         questions.setdefault(key, []).append((i, a, j, b))
     return _visit([], steps, questions).racy
 

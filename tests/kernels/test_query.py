@@ -139,16 +139,126 @@ def test_every_weight_is_loaded_once(modules, name):
     assert all("v4.b32" in access.text for access in loads)
 
 
+# Weight rows in registers and in shared memory: two CTAs an SM, and a wide CTA in a cluster of two.
+SPLIT_FORMS = [
+    ({"tokens": 8, "held": 16}, 16, 16),
+    ({"tokens": 8, "held": 8}, 8, 24),
+    ({"tile_n": 64, "tokens": 8, "held": 24}, 24, 40),
+    ({"tokens": 64, "held": 16}, 16, 16),
+]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("flags", "held", "staged"), SPLIT_FORMS)
+def test_weights_in_two_places_are_all_requested_ahead_of_the_wait(
+    modules, flags, held, staged, arch
+):
+    module = modules["fp8_tensor", "index_front"]
+    ptx = build(module, "index_front", arch, **flags)
+    names = names_of(module.operands())
+    assert_waits(ptx, names, WEIGHTS["index_front"])
+    assert ".local" not in ptx
+    matrix = names.index("index_q_b")
+    own = [a for a in global_accesses(ptx) if a.parameters == {matrix}]
+    copies = [access for access in own if "cp.async.bulk" in access.text]
+    # A lane copies a row of 3072 bytes, at most 32 at once; the rest as in the form without.
+    assert len(copies) == -(-staged // 32)
+    assert len(own) - len(copies) == held * 1536 * 2 // 16 // 256
+    front = module.IndexFront(**flags)
+    assert front._query.staged == staged and front._query.product.staged_bytes == staged * 3072
+
+
+@pytest.mark.parametrize(
+    ("flags", "resident"),
+    [
+        ({"tokens": 8, "held": 16}, 2),
+        ({"tokens": 8, "held": 8}, 2),
+        ({"tokens": 16, "held": 16}, 1),
+        ({"tokens": 8}, 1),
+        ({"tile_n": 64, "tokens": 8, "held": 24}, 1),
+    ],
+)
+def test_two_ctas_where_registers_and_shared_memory_allow(modules, flags, resident):
+    front = modules["fp8_tensor", "index_front"].IndexFront(**flags)
+    # 228 KiB of an SM, of which each CTA costs one.
+    assert front._resident == resident
+    assert resident == 1 or 2 * (front._shared_bytes + 1024) <= 228 * 1024
+
+
+def test_eight_rows_need_half_of_the_sums(modules):
+    """Rows 8 to 15 of the tensor cores are zeros that nobody loads and sums that nobody stores."""
+    module = modules["fp8_tensor", "index_front"]
+    counts = {
+        tokens: build(module, "index_front", "sm_90a", tokens=tokens).count("st.shared.v2")
+        for tokens in (8, 16)
+    }
+    assert counts[16] == 2 * counts[8] > 0
+
+
+def test_few_rows_are_normed_by_all_warps(modules):
+    """A row has six runs of 32 vectors: up to four rows a warp has three runs, half a row."""
+    module = modules["fp8_tensor", "index_front"]
+    tiles = module.IndexFront(tokens=8)._tiles
+    assert (tiles.norm.vectors, tiles.product.warps) == (6, 8)
+    assert [tiles.spreads(rows) for rows in range(1, 9)] == [True] * 4 + [False] * 4
+    meetings = {
+        flags: len(re.findall(r"bar(?:rier)?\.sync\s+1,|barrier\.sync\.aligned 1,", text))
+        for flags, text in (
+            (few, build(module, "index_front", "sm_90a", tokens=8 if few else 16))
+            for few in (True, False)
+        )
+    }
+    assert meetings[True] == meetings[False] + 1  # between the sums of runs and their use
+
+
+@pytest.mark.parametrize("name", ["index_front", "dsa_index"])
+@pytest.mark.parametrize("release", [True, False])
+def test_keys_are_fenced_ahead_of_the_release(dsa_index, modules, name, release):
+    """The scorer reads them by bulk copies; held, the end of the kernel does it."""
+    module = modules["fp8_tensor", name] if name == "index_front" else dsa_index
+    lines = [line.strip() for line in build(module, name, "sm_90a", release=release).splitlines()]
+    cache = names_of(module.operands()).index("index_kv")
+    fences = [n for n, line in enumerate(lines) if line.startswith("fence.proxy.async.global")]
+    releases = [n for n, line in enumerate(lines) if "launch_dependents" in line]
+    assert len(fences) == len(releases) == release
+    text = "\n".join(lines)
+    stores = [
+        lines.index(a.text)
+        for a in global_accesses(text)
+        if not a.is_load and a.parameters == {cache}
+    ]
+    assert stores
+    if release:
+        assert max(stores) < fences[0] < releases[0]
+        assert any("bar.warp.sync" in line for line in lines[fences[0] : releases[0]])
+
+
+@pytest.fixture(scope="module")
+def dsa_index(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dsa_index")
+    render(folder, "kimi")
+    return load(folder / "dsa_index.py")
+
+
 def test_flags_are_checked(modules):
     module = modules["fp8_tensor", "mla_query"]
     for tokens in (8, 24):
         with pytest.raises(ValueError, match=f"tokens {tokens} is not a multiple of 16"):
             module.MlaQuery(tokens=tokens)
     front = modules["fp8_tensor", "index_front"]
-    with pytest.raises(ValueError, match="tokens 0 is not a multiple of 16"):
-        front.IndexFront(tokens=0)
-    with pytest.raises(ValueError, match="tile_n is 24; choose from 16, 32"):
+    for tokens in (0, 24):
+        message = f"tokens {tokens} is neither 8 nor a multiple of 16"
+        with pytest.raises(ValueError, match=message):
+            front.IndexFront(tokens=tokens)
+    with pytest.raises(ValueError, match="tile_n is 24; choose from 16, 32, 64, 128$"):
         front.IndexFront(tile_n=24)
+    with pytest.raises(ValueError, match="tile_n is 64; choose from 16, 32$"):
+        front.IndexFront(tile_n=64, held=64)
+    with pytest.raises(ValueError, match="held 12 is not a multiple of 8"):
+        front.IndexFront(held=12)
+    message = "tile_n 64, tokens 64 and held 24 need 2.* bytes of shared memory, 232448 are there"
+    with pytest.raises(ValueError, match=message):
+        front.IndexFront(tile_n=64, tokens=64, held=24)
     for pe in (7, 66):
         with pytest.raises(ValueError, match=f"pe {pe} is not even and at most 64"):
             LatentRow(512, pe, 1e-6)

@@ -15,7 +15,7 @@ import pytest
 from spec_project import make_project
 from type_edits import plan_with
 
-from kpipe.codegen.ops.contract import Contract, Phase
+from kpipe.codegen.ops.contract import Contract, Phase, step
 from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.codegen.proof.prove import prove
 
@@ -54,6 +54,36 @@ def test_contracts_state_what_is_known_of_the_libraries() -> None:
 @pytest.mark.parametrize("name", [name for name, early in EARLY.items() if early])
 def test_an_early_read_that_is_declared_away_is_noticed(name: str) -> None:
     assert disagreeing({**CONTRACTS, **declared_away(name)}) == {name}
+
+
+SCORER = ("index_table", "lengths")
+
+
+def test_the_scorer_reads_the_steps_own_early_and_overlaps(tmp_path: Path) -> None:
+    """Nothing of a layer writes them, so no predecessor has to hold its release."""
+    assert set(CONTRACTS["index_scores"].early_reads) == set(SCORER)
+    plan = prove(plan_with(tmp_path, "dsa_tp", {})).pipeline
+    launches = [x for m in plan.methods for x in m.plan.launches if x.op == "index_scores"]
+    assert launches and all(x.pdl.attribute for x in launches)
+
+
+@pytest.mark.parametrize("writer", ["packed_gemm", "index_gemm"])
+def test_an_early_read_of_what_an_op_writes_is_launched_plain(writer: str, tmp_path: Path) -> None:
+    """An op of the layer that rewrites the lengths: where one stands, the scorer waits for it."""
+    contract = CONTRACTS[writer]
+    operands = (*contract.operands, step("lengths", "requests", "i32", write=True))
+    changed = {writer: replace(contract, operands=operands)}
+    plan = prove(plan_with(tmp_path, "dsa_tp", changed)).pipeline
+    seen = set()
+    for method in plan.methods:
+        scorer = next(x for x in method.plan.launches if x.op == "index_scores")
+        written = any(x.op == writer for x in method.plan.launches)
+        seen.add(written)
+        assert scorer.pdl.attribute == (not written)
+        if written:
+            why = "plain: reads `lengths` before its wait"
+            assert scorer.pdl.attribute_reason.startswith(why)
+    assert True in seen
 
 
 def test_a_wait_that_a_library_does_not_have_is_noticed() -> None:

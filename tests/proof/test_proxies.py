@@ -34,7 +34,7 @@ def test_the_rule_is_what_the_explorer_sees(mode: str) -> None:
         assert found == expected - racy_pairs(program)
         crossing += len(expected)
         ordered += len(found)
-        fenced += any(getattr(x.node, "proxy_fenced", False) for x in program.launches)
+        fenced += any(access.fenced for x in program.launches for access in x.node.accesses)
     assert crossing > 150 and ordered > 20 and fenced > 100
 
 
@@ -69,7 +69,7 @@ def test_a_fence_or_plain_loads_keep_the_release(repair: str, tmp_path: Path) ->
     assert not any(x.pdl.release for x in launches(held, "query_norm"))
     assert all(x.pdl.release for x in launches(held, "topk_select"))
     if repair == "fence":
-        contracts = {**tma, "query_norm": replace(CONTRACTS["query_norm"], proxy_fence=True)}
+        contracts = {**tma, "query_norm": replace(CONTRACTS["query_norm"], proxy_fence=("q_c",))}
     else:
         contracts = {}
     plan = prove(plan_with(tmp_path / "b", "dsa_tp", contracts)).pipeline
@@ -129,10 +129,31 @@ def test_the_finding_names_both_paths_and_places(tmp_path: Path) -> None:
     assert finding.related == (("writer", spans["query_norm"]),)
 
 
+def test_only_the_stores_that_are_fenced_keep_the_release(tmp_path: Path) -> None:
+    """Of index_front the keys are fenced; whoever read its query by TMA would hold it."""
+    kept = prove(plan_with(tmp_path / "a", "dsa_tp", {})).pipeline
+    assert all(x.pdl.release for x in launches(kept, "index_front"))
+    assert all(x.pdl.release for x in launches(kept, "dsa_index"))
+    by = by_tma("index_scores", "index_q8")
+    held = prove(plan_with(tmp_path / "b", "dsa_tp", by)).pipeline
+    why = "held: index_scores reads `index_q8` by TMA, behind no proxy fence"
+    assert {x.pdl.release_reason for x in launches(held, "index_front")} == {why}
+    unfenced = {"dsa_index": replace(CONTRACTS["dsa_index"], proxy_fence=())}
+    held = prove(plan_with(tmp_path / "c", "dsa_tp", unfenced)).pipeline
+    assert not any(x.pdl.release for x in launches(held, "dsa_index"))
+    assert all(x.pdl.release for x in launches(held, "index_front"))
+
+
+def test_a_fence_names_what_the_op_stores() -> None:
+    with pytest.raises(ValueError, match="^index_front: fences stores of wk, which it does not"):
+        replace(CONTRACTS["index_front"], proxy_fence=("wk",))
+
+
 def test_what_reads_by_tma() -> None:
     """Our kernels that copy in bulk; of the libraries' cores nothing is known (docs/proof.md)."""
     paths = {(c.name, o.name, o.path) for c in CONTRACTS.values() for o in c.operands}
     assert {(op, operand) for op, operand, path in paths if path is words.Path.ASYNC} == {
         ("index_scores", "index_kv")
     }
-    assert not any(c.proxy_fence for c in CONTRACTS.values())
+    fences = {(c.name, name) for c in CONTRACTS.values() for name in c.proxy_fence}
+    assert fences == {("index_front", "index_kv"), ("dsa_index", "index_kv")}

@@ -78,7 +78,7 @@ def test_D01_a_wait_in_one_role_covers_the_kernels_behind() -> None:
 
 
 def quant(trigger: str = "early", fence: bool = False) -> Kernel:
-    return replace(plain("quant", writes("xq"), trigger), proxy_fenced=fence)
+    return plain("quant", tuple(replace(x, fenced=fence) for x in writes("xq")), trigger)
 
 
 def gemm(path: str = "async", launched: bool = True) -> Kernel:

@@ -16,7 +16,8 @@ Grid     `ctas` CTAs, one an SM. The pages that the requests see form one list, 
 Loads    a page is one bulk copy into a ring of `stages` pages. Codes of keys become FP16 (exactly)
          in registers, those of the query in shared memory, once a request: the columns of the
          product are the heads of all its rows, so that their keys are read and converted once.
-Wait     nothing here is static: all loads lie behind it, the release right behind it.
+Wait     lengths, and the first entries of index_table, are read ahead of it: the step's own,
+         which no kernel of it writes. The rest lies behind it, the release right behind it.
 Rounding FP32 sums: over INDEX_DIM in the tensor core, over a lane's heads in ascending order,
          then over the four lanes of a key. A score depends on its query and key alone.
 """
@@ -189,26 +190,37 @@ class IndexScores:
             barrier.make_ready(drained, stages, WARPS * barrier.WARP_ARRIVALS)
             barrier.fence_ready()
 
+        reach = cutlass.min(index_table.shape[1] * PAGE, scores.shape[1])
+        count, request, page = page_share.share(lengths, reach, PAGE, self.shard)
+        # Where this CTA has no page, its place lies behind the last request.
+        length = lengths[cutlass.min(request, lengths.shape[0] - 1)]
+        entry = Int32(0)
+        if fetches and count > 0:
+            entry = self._entry(index_table, request, page)
+        cute.arch.sync_threads()
         pdl.wait()
         if cutlass.const_expr(self.release):
             pdl.release()
-        reach = cutlass.min(index_table.shape[1] * PAGE, scores.shape[1])
-        share = page_share.share(lengths, reach, PAGE, self.shard)
-        cute.arch.sync_threads()
         queries = index_q8.shape[0] // lengths.shape[0]
+        first = (count, request, page, length)
         scoring = (index_q8, index_w, lengths, scores, reach, ring, query, weights)
         if fetches:
-            self._fetch(index_kv, index_table, lengths, reach, ring, filled, drained, share)
+            self._fetch(index_kv, index_table, lengths, reach, ring, filled, drained, first, entry)
         elif queries == 1:
-            self._score(*scoring, filled, drained, share, 1)
+            self._score(*scoring, filled, drained, first, 1)
         elif queries == 2:
-            self._score(*scoring, filled, drained, share, 2)
+            self._score(*scoring, filled, drained, first, 2)
         else:
-            self._score(*scoring, filled, drained, share, MAX_QUERIES)
+            self._score(*scoring, filled, drained, first, MAX_QUERIES)
 
     def _scorers(self) -> int:
         """Threads that score."""
         return self.groups * WARPS * reduce.WARP
+
+    def _entry(self, index_table: cute.Tensor, request, page) -> Int32:
+        """This lane's entry of a request: of page `page + lane`, or of the last one."""
+        place = cutlass.min(page + cute.arch.lane_idx(), index_table.shape[1] - 1)
+        return index_table[request, place]
 
     @cute.jit
     def _fetch(
@@ -220,18 +232,21 @@ class IndexScores:
         ring: cute.Tensor,
         filled: cute.Pointer,
         drained: cute.Pointer,
-        share,
+        first,
+        entry,
     ):
-        """Copies the share's pages into the ring, in their order."""
+        """Copies the share's pages into the ring, in their order.
+
+        `first` is the share, and the length of its first request; `entry` that of `_entry` there.
+        """
         lane = cute.arch.lane_idx()
-        count, request, page = share
+        count, request, page, length = first
         stages = self.ring
         number = Int32(0)
         while number < count:
-            pages = page_share.pages_of(lengths[request], reach, PAGE, self.shard)
+            pages = page_share.pages_of(length, reach, PAGE, self.shard)
             end = cutlass.min(pages, page + count - number)
             while page < end:
-                entry = index_table[request, cutlass.min(page + lane, end - 1)]
                 entries = cutlass.min(end - page, reduce.WARP)
                 for place in range(entries):
                     block = Int64(cute.arch.shuffle_sync(entry, place))
@@ -245,8 +260,13 @@ class IndexScores:
                         bulk.copy_run(source, ring[stage, None], filled + stage, once=True)
                     number = number + 1
                 page = page + entries
+                if page < end:
+                    entry = self._entry(index_table, request, page)
             request = request + 1
             page = cutlass.max(page - pages, 0)
+            if number < count:
+                length = lengths[request]
+                entry = self._entry(index_table, request, page)
 
     @cute.jit
     def _score(
@@ -261,22 +281,25 @@ class IndexScores:
         weights: cute.Tensor,
         filled: cute.Pointer,
         drained: cute.Pointer,
-        share,
+        first,
         queries: cutlass.Constexpr,
     ):
-        """Scores the share's pages that fall to this warp's group, against `queries` rows."""
-        count, request, page = share
+        """Scores the share's pages that fall to this warp's group, against `queries` rows.
+
+        `first` is the share, and the length of its first request.
+        """
+        count, request, page, length = first
         stages = self.ring
         group = cute.arch.warp_idx() // WARPS
         number = Int32(0)  # of the first page of this request in the share
         while number < count:
-            pages = page_share.pages_of(lengths[request], reach, PAGE, self.shard)
+            pages = page_share.pages_of(length, reach, PAGE, self.shard)
             end = cutlass.min(pages, page + count - number)
             if page < end:
                 turns = self._own_turns(queries)
                 targets = [scores[request * queries + turn, None] for turn in turns]
-                length = lengths[request] - (queries - 1)  # keys of the request's first row
-                seen = [page_share.keys_here(length + turn, self.shard) for turn in turns]
+                fewest = length - (queries - 1)  # keys of the request's first row
+                seen = [page_share.keys_here(fewest + turn, self.shard) for turn in turns]
                 visible = [cutlass.min(keys, reach) for keys in seen]
                 self._sync_scorers()  # nobody reads the query of the request before
                 self._load_query(index_q8, index_w, request, query, weights, queries)
@@ -297,6 +320,8 @@ class IndexScores:
             number = number + cutlass.max(end - page, 0)
             request = request + 1
             page = cutlass.max(page - pages, 0)
+            if number < count:
+                length = lengths[request]
 
     def _sync_scorers(self):
         cute.arch.barrier(barrier_id=SCORERS, number_of_threads=self._scorers())

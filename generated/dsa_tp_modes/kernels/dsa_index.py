@@ -13,8 +13,9 @@ becomes FP8, and the head weights take every scale.
 A negative slot inserts no key; the row's query is written all the same.
 
 Grid     one CTA a row. Warps 0..QUERY_WARPS-1: HEAD_LANES lanes a head; last warp: the key.
-Wait     index_k_norm and index_k_bias are loaded before it, the rest behind it. Released right
-         behind the wait.
+Wait     index_k_norm and index_k_bias are loaded before it, the rest behind it. Released by the
+         warp of the key once that is stored and fenced, as the dependent grid may read it by bulk
+         copies.
 Rounding once, to E4M3 (nearest even, saturating); weights and scales stay FP32.
 """
 
@@ -22,9 +23,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cutlass
 from cutlass import Float32, cute
 
-from kpipe.runtime.device import fp8, memory, pdl, reduce
+from kpipe.runtime.device import bulk, fp8, memory, pdl, reduce
 from kpipe.runtime.device.index_row import IndexRow, group_scale
 from kpipe.runtime.host.compile import Symbol, TensorSpec
 
@@ -70,8 +72,8 @@ def operands() -> tuple[TensorSpec, ...]:
 class DsaIndex:
     """Quantises the index query and key of every row and inserts the key.
 
-    release: let the dependent grid start right behind the wait (not where it reads early what
-             this kernel writes).
+    release: let the dependent grid start behind the keys (not where it reads early what this
+             kernel writes).
     pdl:     launch with the attribute that lets this grid start before its predecessor ends.
     """
 
@@ -122,7 +124,7 @@ class DsaIndex:
         row = cute.arch.block_idx()[0]
         warp = cute.arch.warp_idx()
         if warp < QUERY_WARPS:
-            self._wait()
+            pdl.wait()
             self._quantise_query(
                 index_q[row, None], wv[row, None], index_q8[row, None, None], index_w[row, None]
             )
@@ -130,13 +132,12 @@ class DsaIndex:
             lane = cute.arch.lane_idx()
             norm = memory.load_float(index_k_norm, lane, ROW.key_vector)
             bias = memory.load_float(index_k_bias, lane, ROW.key_vector)
-            self._wait()
+            pdl.wait()
             ROW.insert_key(wk[row, None], index_slots[row], norm, bias, index_kv, lane)
-
-    def _wait(self):
-        pdl.wait()
-        if self.release:
-            pdl.release()
+            if cutlass.const_expr(self.release):
+                bulk.fence_stores()
+                cute.arch.sync_warp()
+                pdl.release()
 
     @cute.jit
     def _quantise_query(
