@@ -226,13 +226,14 @@ def _tactics(
         tables[op] = read_table(node, where, targets, rows, report)
         if op in missing:
             continue
-        fields = contracts[op].tile
         for cell in tables[op].values():
-            _check_tactic(op, cell.value, fields, where, report)
+            _check_tactic(contracts[op], cell.value, where, report)
     return tables
 
 
-def _check_tactic(op: str, node: Node, fields: tuple[str, ...], where: str, report: Report) -> None:
+def _check_tactic(contract: Contract, node: Node, where: str, report: Report) -> None:
+    op, fields = contract.name, contract.tile
+    switches = {name for name, values in contract.tile_values if 0 in values}
     if not isinstance(node, MappingNode):
         message = f"`{where}` takes named fields, for example {{{fields[0] if fields else 'x'}: 1}}"
         report.error("KP101", message, node.span, allowed=fields)
@@ -243,10 +244,12 @@ def _check_tactic(op: str, node: Node, fields: tuple[str, ...], where: str, repo
         elif (
             not isinstance(entry.value, Scalar)
             or type(entry.value.value) is bool
-            or not (isinstance(entry.value.value, int) and entry.value.value > 0)
+            or not isinstance(entry.value.value, int)
+            or entry.value.value < (entry.key not in switches)
         ):
             given = entry.value.raw if isinstance(entry.value, Scalar) else "a list"
-            message = f"`{where}.{entry.key}` is a positive whole number, not `{given}`"
+            kind = "0 or a positive" if entry.key in switches else "a positive"
+            message = f"`{where}.{entry.key}` is {kind} whole number, not `{given}`"
             report.error("KP101", message, entry.value.span)
 
 
