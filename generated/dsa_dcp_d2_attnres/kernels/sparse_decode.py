@@ -62,17 +62,17 @@ TILES = -(-HEADS // mma.TILE_M)
 WINDOWS = KV_LORA // WINDOW
 
 SCORE_WARPS = 4
-VALUE_WARPS = 4
+VALUE_WARPS = 8 if WINDOWS % 16 == 0 else 4  # an even number of windows each
 GATHER_WARPS = SCORE_WARPS
 AHEAD = 4  # groups whose indices a gathering warp holds
-GATHER = Gather(ROWS.row_bytes, GATHER_WARPS, AHEAD)
+GATHER = Gather(ROWS.row_bytes, ROWS.pitch, GATHER_WARPS, AHEAD)
 THREADS = (SCORE_WARPS + VALUE_WARPS + GATHER_WARPS) * reduce.WARP
-WARP_WINDOWS = WINDOWS // VALUE_WARPS  # an even number
+WARP_WINDOWS = WINDOWS // VALUE_WARPS
 # Registers of a thread. The query takes a quarter of a row's columns, the sums of the values half
 # of a warp's.
 SCORE_REGISTERS = 240
-VALUE_REGISTERS = 152
-GATHER_REGISTERS = 88
+VALUE_REGISTERS = 112
+GATHER_REGISTERS = 40
 SCORE_BARRIER = 1
 SHARED_BYTES = 227 * 1024
 RESERVE = 2048  # of shared memory: the warps' masses, alignment
