@@ -75,14 +75,20 @@ def multiply(pair: Uint32, factors: Uint32, *, loc=None, ip=None) -> Uint32:
     return _word("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", (pair, factors), loc, ip)
 
 
-def _word(text: str, constraints: str, operands: tuple, loc, ip) -> Uint32:
+@dsl_user_op
+def settled(pair: Uint32, *, loc=None, ip=None) -> Uint32:
+    """The pair, computed here and not where it is first used, behind a wait perhaps."""
+    return _word("mov.b32 $0, $1;", "=r,r", (pair,), loc, ip, here=True)
+
+
+def _word(text: str, constraints: str, operands: tuple, loc, ip, here: bool = False) -> Uint32:
     return Uint32(
         llvm.inline_asm(
             T.i32(),
             [operand.ir_value(loc=loc, ip=ip) for operand in operands],
             text,
             constraints,
-            has_side_effects=False,
+            has_side_effects=here,
             is_align_stack=False,
             asm_dialect=llvm.AsmDialect.AD_ATT,
             loc=loc,

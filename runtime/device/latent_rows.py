@@ -35,13 +35,16 @@ def odd_pitch(row_bytes: int) -> int:
     return row_bytes + memory.VECTOR_BYTES * (row_bytes // memory.VECTOR_BYTES % 2 == 0)
 
 
-def code_words(row: cute.Tensor, columns: int, group_lane) -> list[Uint32]:
-    """This lane's word (four codes) of every step of the row's first `columns` codes."""
+def code_words(row: cute.Tensor, columns: int, group_lane, first: int = 0) -> list[Uint32]:
+    """This lane's word (four codes) of every step of the row's codes `first` to `columns`.
+
+    `first` is a multiple of CODE_CHUNK.
+    """
     words = []
-    for chunk in range(columns // CODE_CHUNK):
+    for chunk in range(first // CODE_CHUNK, columns // CODE_CHUNK):
         vector = memory.load_words(row, chunk * mma.GROUP_LANES + group_lane)
         words += [vector[place] for place in range(_STEP_WORDS)]
-    for step in range(len(words), columns // STEP):
+    for step in range(first // STEP + len(words), columns // STEP):
         words.append(memory.load_word(row, step * mma.GROUP_LANES + group_lane))
     return words
 
@@ -69,17 +72,25 @@ def code_fragments(upper: cute.Tensor, lower: cute.Tensor, columns: int, group_l
     return fragments
 
 
-def code_products(fragments: list, words: list[list[Uint32]]) -> list[list[Float32]]:
-    """C fragments of A fragments times the codes of several octets.
+def code_products(fragments: list, rows: list, first: int, group_lane) -> list[list[Float32]]:
+    """C fragments of A fragments times the codes of several octets from column `first` on.
 
-    `words[octet]` is one word a step. The octets take turns, two chains of sums each: a step
-    need not wait for the one before.
+    `rows[octet]` is the lane's row of an octet. A chunk is loaded at a time, so that few words are
+    held, and the octets take turns, two chains of sums each: a step need not wait for the one
+    before.
     """
-    chains = [[mma.zero_accumulator() for _ in range(2)] for _ in words]
-    for step, fragment in enumerate(fragments):
-        for octet, sums in zip(words, chains, strict=True):
-            pairs = (half.spread_interleaved if spreads(step) else half.widen_e4m3)(octet[step])
-            sums[step % 2] = mma.mma_step_f16(fragment, pairs, sums[step % 2])
+    chains = [[mma.zero_accumulator() for _ in range(2)] for _ in rows]
+    end = first + len(fragments) * STEP
+    for start in range(first, end, CODE_CHUNK):
+        stop = min(start + CODE_CHUNK, end)
+        words = [code_words(row, stop, group_lane, start) for row in rows]
+        for place in range((stop - start) // STEP):
+            step = (start - first) // STEP + place
+            for octet, sums in zip(words, chains, strict=True):
+                pairs = (half.spread_interleaved if spreads(step) else half.widen_e4m3)(
+                    octet[place]
+                )
+                sums[step % 2] = mma.mma_step_f16(fragments[step], pairs, sums[step % 2])
     return [[a + b for a, b in zip(*sums, strict=True)] for sums in chains]
 
 
@@ -105,8 +116,7 @@ class Fp8TensorRows(Fp8Tensor):
 
         `lane_rows` are the rows of this lane's columns of C, two an octet.
         """
-        words = [code_words(row, self.row_bytes, group_lane) for row in rows]
-        return code_products(fragments, words)
+        return code_products(fragments, rows, 0, group_lane)
 
     def weigh(self, weights: list, maxima: list, lane_rows, first_column) -> tuple[list, list]:
         """P as it stands: the rows have no scales of their own."""
@@ -172,13 +182,12 @@ class Fp8DsMlaRows(Fp8DsMla):
 
     def scores(self, fragments: list, rows: list, lane_rows: list, group_lane) -> list:
         """As for fp8_tensor; every group of codes is summed by itself and then takes its scale."""
-        words = [code_words(row, self.kv_lora, group_lane) for row in rows]
         position = fragments[self.kv_lora // STEP :]
         totals = [self._position_scores(position, row, group_lane) for row in rows]
         factor = Float32(2.0**half.SPREAD_EXPONENT)
         for group in range(self.kv_lora // SCALE_GROUP):
             mine = slice(group * _GROUP_STEPS, (group + 1) * _GROUP_STEPS)
-            products = code_products(fragments[mine], [octet[mine] for octet in words])
+            products = code_products(fragments[mine], rows, group * SCALE_GROUP, group_lane)
             for octet, sums in enumerate(products):
                 pair = lane_rows[2 * octet : 2 * octet + 2]
                 scales = [self._scale(row, group) * factor for row in pair]

@@ -290,10 +290,12 @@ class SparseDecode:
         highest.fill(-Float32.inf)
         first_column = warp * (WARP_WINDOWS * WINDOW)
         for order in cutlass.range(self.groups.of(count, split), unroll=1):
-            slots.wait_scored(order)
+            # The values need not wait for their weights.
+            slots.wait_ready(order)
             slot = order % slots.count
             keys = slots.keys[slot, None, None]
             values = value_sums.load_columns(keys, first_column, WARP_WINDOWS, lane)
+            slots.wait_scored(order)
             vectors = [
                 memory.load_words(slots.weights[slot, part, lane, None], 0)
                 for part in range(softmax.FRAGMENTS)
