@@ -15,8 +15,8 @@ Warps    GATHER_WARPS copy rows into a ring of slots, 16 bytes a lane. SCORE_WAR
          registers and each score whole groups. VALUE_WARPS each sum KV_LORA / VALUE_WARPS columns
          over all groups. A group's m is the running maximum of its score warp, rounded up to an
          integer, so that moving P to a common maximum is an exact power of two.
-Merge    sums go to the CTA of the cluster that owns their columns, which adds them in the order of
-         the CTAs.
+Merge    sums go to the CTA of the cluster that owns their columns, whose score warps add them in the
+         order of the CTAs.
 Wait     the scales are loaded before it, all else behind it. Released right behind it.
 Rounding P to F16 (its sum is taken before), the result to BF16. FP32 sums.
 """
@@ -202,13 +202,6 @@ class SparseDecode:
             self._score(heads, first_head, count, split, scale, slots, masses, warp, lane)
             cluster.wait_for_all()
             sums.send_masses(masses, split, thread, SCORE_WARPS * reduce.WARP)
-        elif warp < SCORE_WARPS + VALUE_WARPS:
-            cute.arch.setmaxregister_decrease(VALUE_REGISTERS)
-            value_warp = warp - SCORE_WARPS
-            total = self._sum_values(count, split, slots, value_warp, lane)
-            cluster.wait_for_all()
-            value_sums.send(total, sums, split, value_warp, lane)
-            sums.wait()
             self._merge(
                 sums,
                 count,
@@ -217,8 +210,14 @@ class SparseDecode:
                 result_lse[row, None],
                 first_head,
                 split,
-                thread - SCORE_WARPS * reduce.WARP,
+                thread,
             )
+        elif warp < SCORE_WARPS + VALUE_WARPS:
+            cute.arch.setmaxregister_decrease(VALUE_REGISTERS)
+            value_warp = warp - SCORE_WARPS
+            total = self._sum_values(count, split, slots, value_warp, lane)
+            cluster.wait_for_all()
+            value_sums.send(total, sums, split, value_warp, lane)
         else:
             cute.arch.setmaxregister_decrease(GATHER_REGISTERS)
             gather_warp = warp - SCORE_WARPS - VALUE_WARPS
@@ -329,18 +328,22 @@ class SparseDecode:
         split,
         thread,
     ):
-        """Merges the windows that this CTA owns, QUAD columns a thread, and stores them."""
-        quads = sums.present(split) * (TILE_HEADS * QUADS)
-        for item in cutlass.range(thread, quads, VALUE_WARPS * reduce.WARP):
-            quad = item % QUADS
-            head = item // QUADS % TILE_HEADS
-            window = item // (QUADS * TILE_HEADS)
-            merged, mass, highest = sums.merge(window, head, quad)
-            scaled = merged * (key_scale / mass)
-            values = cute.make_rmem_tensor((QUAD,), Float32)
-            for place in cutlass.range_constexpr(QUAD):
-                values[place] = scalar.select(count > 0, scaled[place], Float32(0.0))
-            if first_head + head < HEADS:
+        """Merges the windows that this CTA owns, QUAD columns a thread, and stores them.
+
+        A thread keeps to one head, whose shares it knows before the sums arrive.
+        """
+        lanes = TILE_HEADS * QUADS  # of a window
+        teams = SCORE_WARPS * reduce.WARP // lanes
+        quad, head = thread % QUADS, thread // QUADS % TILE_HEADS
+        factors, mass, highest = sums.shares(head)
+        factor = key_scale / mass
+        sums.wait()
+        if (thread < teams * lanes) & (first_head + head < HEADS):
+            for window in cutlass.range(thread // lanes, sums.present(split), teams):
+                scaled = sums.merge(window, head, quad, factors) * factor
+                values = cute.make_rmem_tensor((QUAD,), Float32)
+                for place in cutlass.range_constexpr(QUAD):
+                    values[place] = scalar.select(count > 0, scaled[place], Float32(0.0))
                 column = (split * sums.owned + window) * QUADS + quad
                 place = memory.vector_at(target[first_head + head, None], column, QUAD)
                 place.store(values.load().to(BFloat16))
