@@ -23,7 +23,6 @@ from cutlass.memory import SmemAllocator
 
 from . import barrier, memory, mma, reduce, softmax
 
-_WORDS = 4  # of an A fragment
 _ALIGN = 128
 _BARRIERS = 3
 _WORD_BYTES = 4
@@ -31,7 +30,7 @@ _WORD_BYTES = 4
 
 def slot_bytes(pitch: int) -> int:
     """Shared memory of one slot whose rows lie `pitch` bytes apart, barriers included."""
-    words = softmax.FRAGMENTS * reduce.WARP * _WORDS + mma.TILE_M
+    words = softmax.SIDES * reduce.WARP * softmax.OCTETS + mma.TILE_M
     return softmax.GROUP * pitch + words * _WORD_BYTES + _BARRIERS * barrier.BYTES
 
 
@@ -52,8 +51,8 @@ def ring_slots(room: int, groups: int, warps: int) -> int:
 
 @dataclass(frozen=True)
 class Slots:
-    """keys: u8 (slot, key, byte). weights: u32 (slot, fragment, lane, word), as the lanes
-    hold them. maxima: FP32 (slot, head), what the weights refer to. The rest: a barrier a slot.
+    """keys: u8 (slot, key, byte). weights: u32 (slot, side, lane, octet), as the lanes hold
+    them. maxima: FP32 (slot, head), what the weights refer to. The rest: a barrier a slot.
     """
 
     count: int
@@ -70,7 +69,9 @@ class Slots:
         return cls(
             count=count,
             keys=memory.allocate(shared, Uint8, count, softmax.GROUP, pitch, align=_ALIGN),
-            weights=memory.allocate(shared, Uint32, count, softmax.FRAGMENTS, reduce.WARP, _WORDS),
+            weights=memory.allocate(
+                shared, Uint32, count, softmax.SIDES, reduce.WARP, softmax.OCTETS
+            ),
             maxima=memory.allocate(shared, Float32, count, mma.TILE_M),
             ready=barrier.allocate(shared, count),
             scored=barrier.allocate(shared, count),
@@ -78,14 +79,14 @@ class Slots:
         )
 
     @cute.jit
-    def initialise(self, value_warps: cutlass.Constexpr):
+    def initialise(self, score_warps: cutlass.Constexpr, value_warps: cutlass.Constexpr):
         """Sets up the barriers, by one thread; a CTA barrier follows.
 
         A slot is ready when every lane of its gathering warp has its copies, scored when its
-        scoring warp says so, free when all `value_warps` have.
+        `score_warps` scoring warps say so, free when all `value_warps` have.
         """
         barrier.make_ready(self.ready, self.count, reduce.WARP)
-        barrier.make_ready(self.scored, self.count, barrier.WARP_ARRIVALS)
+        barrier.make_ready(self.scored, self.count, barrier.WARP_ARRIVALS * score_warps)
         barrier.make_ready(self.free, self.count, barrier.WARP_ARRIVALS * value_warps)
         barrier.fence_ready()
 

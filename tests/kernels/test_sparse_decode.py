@@ -14,7 +14,16 @@ from test_compile import ARCHS, KIMI, SMALL, assert_waits, context, load
 
 from kpipe.codegen.ops.contract import Kind
 from kpipe.codegen.ops.registry import CONTRACTS
-from kpipe.runtime.device import half, latent_rows, ldmatrix, memory, slots, softmax, split_sums
+from kpipe.runtime.device import (
+    half,
+    latent_rows,
+    ldmatrix,
+    memory,
+    score_pairs,
+    slots,
+    softmax,
+    split_sums,
+)
 from kpipe.runtime.formats import cache_format
 from kpipe.runtime.host.compile import compile_kernel, ptx_of
 
@@ -101,6 +110,7 @@ def test_every_split_fits(tmp_path, heads):
         kernel = module.SparseDecode(splits=splits)
         used = kernel.slots * slots.slot_bytes(module.ROWS.pitch)
         used += split_sums.received_bytes(module.WINDOWS, splits, module.TILE_HEADS)
+        used += score_pairs.shared_bytes(module.PAIRS)
         assert used + module.RESERVE <= SHARED_LIMIT
         assert 1 <= kernel.slots <= -(-module.TOP_K // (softmax.GROUP * splits))
         whole = kernel.slots == kernel.groups.most(module.TOP_K)
