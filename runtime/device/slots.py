@@ -16,6 +16,7 @@ gathering and one scoring warp serve each of them, and have seen its phase befor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import cutlass
 from cutlass import Float32, Uint8, Uint32, cute
@@ -23,6 +24,7 @@ from cutlass.memory import SmemAllocator
 
 from . import barrier, memory, mma, reduce, softmax
 
+_WEIGHTS = (softmax.SIDES, reduce.WARP, softmax.OCTETS)
 _ALIGN = 128
 _BARRIERS = 3
 _WORD_BYTES = 4
@@ -30,7 +32,7 @@ _WORD_BYTES = 4
 
 def slot_bytes(pitch: int) -> int:
     """Shared memory of one slot whose rows lie `pitch` bytes apart, barriers included."""
-    words = softmax.SIDES * reduce.WARP * softmax.OCTETS + mma.TILE_M
+    words = prod(_WEIGHTS) + mma.TILE_M
     return softmax.GROUP * pitch + words * _WORD_BYTES + _BARRIERS * barrier.BYTES
 
 
