@@ -5,10 +5,8 @@ which wide loads deliver them; the query's fragments are built in the same order
 
 A format gives, beside its layout: `pitch` (bytes from row to row in shared memory, an odd number of
 vectors, so that lanes on different rows hit distinct banks), the dtype of the query that goes with
-it, the query's A fragments, the scores of eight keys, and P with the rows' own scales. Fragments
-and scores are those of one of the two parts (0 and 1) of a row's columns; the scores of a key are
-the sum of both. Where `tensor_scaled` is set, query and keys are codes that the caller's q_scale
-and k_scale belong to.
+it, the query's A fragments, the scores of eight keys, and P with the rows' own scales. Where
+`tensor_scaled` is set, query and keys are codes that the caller's q_scale and k_scale belong to.
 """
 
 from __future__ import annotations
@@ -51,27 +49,12 @@ def code_words(row: cute.Tensor, columns: int, group_lane, first: int = 0) -> li
     return words
 
 
-def spreads(place: int) -> bool:
-    """True for the steps, or windows, whose codes become F16 by bits instead of by conversion."""
-    return False
-
-
-def code_fragments(
-    upper: cute.Tensor, lower: cute.Tensor, first: int, columns: int, group_lane
-) -> list:
-    """A fragments in F16 of every step of two rows' codes `first` to `columns` (rows g and g + 8).
-
-    Products with the keys come out 2^-SPREAD_EXPONENT times what they are, whichever way the
-    codes of a step become F16.
-    """
+def code_fragments(upper: cute.Tensor, lower: cute.Tensor, columns: int, group_lane) -> list:
+    """A fragments in F16 of every step of two rows' first `columns` codes (rows g and g + 8)."""
     fragments = []
-    rows = (code_words(row, columns, group_lane, first) for row in (upper, lower))
-    for step, words in enumerate(zip(*rows, strict=True)):
-        if spreads(step):
-            a, b = (half.widen_interleaved(word) for word in words)
-        else:
-            less = Uint32(half.SPREAD_PAIR)
-            a, b = ([half.multiply(p, less) for p in half.widen_e4m3(word)] for word in words)
+    rows = (code_words(row, columns, group_lane) for row in (upper, lower))
+    for words in zip(*rows, strict=True):
+        a, b = (half.widen_e4m3(word) for word in words)
         fragments.append((a[0], b[0], a[1], b[1]))
     return fragments
 
@@ -80,20 +63,20 @@ def code_products(fragments: list, rows: list, first: int, group_lane) -> list[l
     """C fragments of A fragments times the codes of several octets from column `first` on.
 
     `rows[octet]` is the lane's row of an octet. A chunk is loaded at a time, so that few words are
-    held, and the octets take turns: a step need not wait for the one before.
+    held, and the octets take turns, two chains of sums each: a step need not wait for the one
+    before.
     """
-    sums = [mma.zero_accumulator() for _ in rows]
+    chains = [[mma.zero_accumulator() for _ in range(2)] for _ in rows]
     end = first + len(fragments) * STEP
     for start in range(first, end, CODE_CHUNK):
         stop = min(start + CODE_CHUNK, end)
         words = [code_words(row, stop, group_lane, start) for row in rows]
         for place in range((stop - start) // STEP):
             step = (start - first) // STEP + place
-            widen = half.spread_interleaved if spreads(step) else half.widen_e4m3
-            for octet, codes in enumerate(words):
-                pairs = widen(codes[place])
-                sums[octet] = mma.mma_step_f16(fragments[step], pairs, sums[octet])
-    return sums
+            for octet, sums in zip(words, chains, strict=True):
+                pairs = half.widen_e4m3(octet[place])
+                sums[step % 2] = mma.mma_step_f16(fragments[step], pairs, sums[step % 2])
+    return [[a + b for a, b in zip(*sums, strict=True)] for sums in chains]
 
 
 @dataclass(frozen=True)
@@ -108,24 +91,17 @@ class Fp8TensorRows(Fp8Tensor):
         """Bytes from row to row in shared memory."""
         return odd_pitch(self.row_bytes)
 
-    def columns(self, part: int) -> tuple[int, int]:
-        """First column of a part, and the one behind its last."""
-        middle = -(-self.row_bytes // (2 * CODE_CHUNK)) * CODE_CHUNK
-        return (middle, self.row_bytes) if part else (0, middle)
-
-    def query_fragments(
-        self, upper: cute.Tensor, lower: cute.Tensor, part: int, group_lane
-    ) -> tuple:
+    def query_fragments(self, upper: cute.Tensor, lower: cute.Tensor, group_lane) -> tuple:
         """A fragments of query rows g and g + 8, and what their scores are to be multiplied by."""
-        fragments = code_fragments(upper, lower, *self.columns(part), group_lane)
-        return fragments, [Float32(2.0**half.SPREAD_EXPONENT)] * 2
+        fragments = code_fragments(upper, lower, self.row_bytes, group_lane)
+        return fragments, [Float32(1.0)] * 2
 
-    def scores(self, fragments: list, rows: list, lane_rows: list, part: int, group_lane) -> list:
+    def scores(self, fragments: list, rows: list, lane_rows: list, group_lane) -> list:
         """C fragments of octets of keys: `rows[octet]` is key column g of it.
 
         `lane_rows` are the rows of this lane's columns of C, two an octet.
         """
-        return code_products(fragments, rows, self.columns(part)[0], group_lane)
+        return code_products(fragments, rows, 0, group_lane)
 
     def weigh(self, weights: list, maxima: list, lane_rows, first_column) -> tuple[list, list]:
         """P as it stands: the rows have no scales of their own."""
@@ -144,14 +120,7 @@ class Fp8DsMlaRows(Fp8DsMla):
         """Bytes from row to row in shared memory."""
         return odd_pitch(self.row_bytes)
 
-    def groups(self, part: int) -> range:
-        """Groups of codes of a part; part 1 has the position part as well."""
-        groups = self.kv_lora // SCALE_GROUP
-        return range(-(-groups // 2), groups) if part else range(-(-groups // 2))
-
-    def query_fragments(
-        self, upper: cute.Tensor, lower: cute.Tensor, part: int, group_lane
-    ) -> tuple:
+    def query_fragments(self, upper: cute.Tensor, lower: cute.Tensor, group_lane) -> tuple:
         """A fragments of query rows g and g + 8, and what their scores are to be multiplied by.
 
         F16 for the codes, BF16 for the position part. A power of two first moves the largest
@@ -167,16 +136,10 @@ class Fp8DsMlaRows(Fp8DsMla):
             factor = cute.arch.exp2(Float32(_QUERY_EXPONENT) - exponent)
             factors.append(cute.arch.exp2(exponent - Float32(_QUERY_EXPONENT)))
             steps = []
-            for step in self._steps(part):
-                first, second = pairs[2 * step : 2 * step + 2]
+            for step, (first, second) in enumerate(zip(pairs[::2], pairs[1::2], strict=True)):
                 a, b, c, d = (element * factor for element in (*first, *second))
-                less = Float32(2.0**-half.SPREAD_EXPONENT)
-                if step >= self.kv_lora // STEP:
-                    steps.append((half.pack_bf16(a, b), half.pack_bf16(c, d)))
-                elif spreads(step):
-                    steps.append((half.pack(a, c), half.pack(b, d)))
-                else:
-                    steps.append((half.pack(a * less, b * less), half.pack(c * less, d * less)))
+                pack = half.pack_bf16 if step >= self.kv_lora // STEP else half.pack
+                steps.append((pack(a, b), pack(c, d)))
             sides.append(steps)
         fragments = [
             (upper_pairs[0], lower_pairs[0], upper_pairs[1], lower_pairs[1])
@@ -197,24 +160,16 @@ class Fp8DsMlaRows(Fp8DsMla):
             words += [vector[place] for place in range(_STEP_WORDS)]
         return words
 
-    def _steps(self, part: int) -> range:
-        """Steps of a part of the query's columns."""
-        groups = self.groups(part)
-        end = (self.kv_lora + self.pe) // STEP if part else groups.stop * _GROUP_STEPS
-        return range(groups.start * _GROUP_STEPS, end)
-
-    def scores(self, fragments: list, rows: list, lane_rows: list, part: int, group_lane) -> list:
+    def scores(self, fragments: list, rows: list, lane_rows: list, group_lane) -> list:
         """As for fp8_tensor; every group of codes is summed by itself and then takes its scale."""
-        groups = self.groups(part)
-        position = fragments[len(groups) * _GROUP_STEPS :]
+        position = fragments[self.kv_lora // STEP :]
         totals = [self._position_scores(position, row, group_lane) for row in rows]
-        factor = Float32(2.0**half.SPREAD_EXPONENT)
-        for place, group in enumerate(groups):
-            mine = slice(place * _GROUP_STEPS, (place + 1) * _GROUP_STEPS)
+        for group in range(self.kv_lora // SCALE_GROUP):
+            mine = slice(group * _GROUP_STEPS, (group + 1) * _GROUP_STEPS)
             products = code_products(fragments[mine], rows, group * SCALE_GROUP, group_lane)
             for octet, sums in enumerate(products):
                 pair = lane_rows[2 * octet : 2 * octet + 2]
-                scales = [self._scale(row, group) * factor for row in pair]
+                scales = [self._scale(row, group) for row in pair]
                 totals[octet] = [
                     cute.math.fma(sums[place], scales[place % 2], totals[octet][place])
                     for place in range(4)
@@ -224,7 +179,7 @@ class Fp8DsMlaRows(Fp8DsMla):
     def _position_scores(self, fragments: list, row: cute.Tensor, group_lane) -> list[Float32]:
         """C fragment of the position part of one octet."""
         total = mma.zero_accumulator()
-        for piece in range(len(fragments) // 2):
+        for piece in range(self.pe // mma.K_SLICE):
             place = self.pe_offset // memory.VECTOR_BYTES + piece * mma.GROUP_LANES + group_lane
             vector = memory.load_words(row, place)
             for step in range(2):

@@ -16,7 +16,6 @@ gathering and one scoring warp serve each of them, and have seen its phase befor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 import cutlass
 from cutlass import Float32, Uint8, Uint32, cute
@@ -24,7 +23,7 @@ from cutlass.memory import SmemAllocator
 
 from . import barrier, memory, mma, reduce, softmax
 
-_WEIGHTS = (softmax.SIDES, reduce.WARP, softmax.OCTETS)
+_WORDS = 4  # of an A fragment
 _ALIGN = 128
 _BARRIERS = 3
 _WORD_BYTES = 4
@@ -32,7 +31,7 @@ _WORD_BYTES = 4
 
 def slot_bytes(pitch: int) -> int:
     """Shared memory of one slot whose rows lie `pitch` bytes apart, barriers included."""
-    words = prod(_WEIGHTS) + mma.TILE_M
+    words = softmax.FRAGMENTS * reduce.WARP * _WORDS + mma.TILE_M
     return softmax.GROUP * pitch + words * _WORD_BYTES + _BARRIERS * barrier.BYTES
 
 
@@ -53,8 +52,8 @@ def ring_slots(room: int, groups: int, warps: int) -> int:
 
 @dataclass(frozen=True)
 class Slots:
-    """keys: u8 (slot, key, byte). weights: u32 (slot, side, lane, octet), as the lanes hold
-    them. maxima: FP32 (slot, head), what the weights refer to. The rest: a barrier a slot.
+    """keys: u8 (slot, key, byte). weights: u32 (slot, fragment, lane, word), as the lanes
+    hold them. maxima: FP32 (slot, head), what the weights refer to. The rest: a barrier a slot.
     """
 
     count: int
@@ -71,9 +70,7 @@ class Slots:
         return cls(
             count=count,
             keys=memory.allocate(shared, Uint8, count, softmax.GROUP, pitch, align=_ALIGN),
-            weights=memory.allocate(
-                shared, Uint32, count, softmax.SIDES, reduce.WARP, softmax.OCTETS
-            ),
+            weights=memory.allocate(shared, Uint32, count, softmax.FRAGMENTS, reduce.WARP, _WORDS),
             maxima=memory.allocate(shared, Float32, count, mma.TILE_M),
             ready=barrier.allocate(shared, count),
             scored=barrier.allocate(shared, count),
@@ -81,14 +78,14 @@ class Slots:
         )
 
     @cute.jit
-    def initialise(self, score_warps: cutlass.Constexpr, value_warps: cutlass.Constexpr):
+    def initialise(self, value_warps: cutlass.Constexpr):
         """Sets up the barriers, by one thread; a CTA barrier follows.
 
         A slot is ready when every lane of its gathering warp has its copies, scored when its
-        `score_warps` scoring warps say so, free when all `value_warps` have.
+        scoring warp says so, free when all `value_warps` have.
         """
         barrier.make_ready(self.ready, self.count, reduce.WARP)
-        barrier.make_ready(self.scored, self.count, barrier.WARP_ARRIVALS * score_warps)
+        barrier.make_ready(self.scored, self.count, barrier.WARP_ARRIVALS)
         barrier.make_ready(self.free, self.count, barrier.WARP_ARRIVALS * value_warps)
         barrier.fence_ready()
 

@@ -33,31 +33,32 @@ def lane_keys(group_lane) -> list:
 
 
 def soften(
-    scores: list, present, scale: Float32, top: Float32, mass: Float32, group_lane
-) -> tuple[list, Float32, Float32]:
-    """A side's weights, F16: exp2(score * scale - maximum), 0 from key `present` on.
+    scores: list, present, scales: list, top: cute.Tensor, mass: cute.Tensor, group_lane
+) -> list:
+    """A fragments of the weights: exp2(score * scale - maximum), 0 from key `present` on.
 
-    `scores` are those of `lane_keys`. Returns a word an octet, the running maximum `top` moved,
-    and this lane's share `mass` of the weights' sum, taken before they are rounded to F16.
+    `scores` holds the octets' C fragments, `scales` a factor a side. Moves the running maxima
+    `top` and adds to this lane's share `mass` of the weights' sum, both FP32 (side); the sum is
+    taken before the weights are rounded to F16.
     """
-    raw = [
-        scalar.select(key < present, value, -Float32.inf)
-        for key, value in zip(lane_keys(group_lane), scores, strict=True)
-    ]
-    largest = reduce.lanes_max(_folded(cute.arch.fmax, raw), mma.GROUP_LANES)
-    moved = cute.arch.fmax(top, scalar.ceiling(largest * scale))
-    weights = [cute.arch.exp2(cute.math.fma(value, scale, -moved)) for value in raw]
-    carried = mass * cute.arch.exp2(top - moved)
-    words = [half.pack(a, b) for a, b in zip(weights[::2], weights[1::2], strict=True)]
-    return words, moved, carried + _folded(lambda a, b: a + b, weights)
-
-
-def fragments_of(words: list) -> list:
-    """A fragments of the weights, of both sides' words."""
-    return [
-        [words[place % SIDES][2 * part + place // SIDES] for place in range(4)]
-        for part in range(FRAGMENTS)
-    ]
+    fragments = [[None] * 4 for _ in range(FRAGMENTS)]
+    keys = lane_keys(group_lane)
+    for side in range(SIDES):
+        raw = [octet[2 * side + column] for octet in scores for column in range(2)]
+        raw = [
+            scalar.select(key < present, value, -Float32.inf)
+            for key, value in zip(keys, raw, strict=True)
+        ]
+        largest = reduce.lanes_max(_folded(cute.arch.fmax, raw), mma.GROUP_LANES)
+        moved = cute.arch.fmax(top[side], scalar.ceiling(largest * scales[side]))
+        weights = [cute.arch.exp2(cute.math.fma(value, scales[side], -moved)) for value in raw]
+        carried = mass[side] * cute.arch.exp2(top[side] - moved)
+        mass[side] = carried + _folded(lambda a, b: a + b, weights)
+        top[side] = moved
+        for octet in range(OCTETS):
+            word = half.pack(weights[2 * octet], weights[2 * octet + 1])
+            fragments[octet // 2][side + octet % 2 * SIDES] = word
+    return fragments
 
 
 def _folded(join, values: list):

@@ -8,9 +8,9 @@ even and of its odd columns, and a lane holds four neighbouring columns of it (a
 from __future__ import annotations
 
 import cutlass
-from cutlass import Float32, Uint32, cute
+from cutlass import Uint32, cute
 
-from . import half, latent_rows, ldmatrix, mma, softmax
+from . import half, ldmatrix, mma, softmax
 from .split_sums import QUAD, WINDOW, SplitSums
 
 _PAIR = 2  # windows that one load of four matrices covers
@@ -21,8 +21,7 @@ def load_columns(keys: cute.Tensor, first_column, windows: int, lane) -> list:
 
     Returns [fragment][window] -> B of the even and of the odd columns, each a pair of every octet
     of that weights' fragment. Lane 8m + i points to column i of octet m % 2, one window on where
-    m >= 2. Windows that spread come out 2^-SPREAD_EXPONENT times what they are; `quad` makes up
-    for it.
+    m >= 2.
     """
     matrix, matrix_row = lane // ldmatrix.MATRIX_ROWS, lane % ldmatrix.MATRIX_ROWS
     key = matrix % 2 * softmax.OCTET + softmax.key_of_column(matrix_row)
@@ -34,15 +33,13 @@ def load_columns(keys: cute.Tensor, first_column, windows: int, lane) -> list:
         for pair in range(windows // _PAIR):
             loaded = ldmatrix.load_transposed(row + (column + pair * _PAIR * WINDOW))
             words += [loaded[:2], loaded[2:]]
-        fragments.append([_columns(window, octets) for window, octets in enumerate(words)])
+        fragments.append([_columns(octets) for octets in words])
     return fragments
 
 
-def _columns(window: int, octets: list[Uint32]) -> list[tuple[Uint32, Uint32]]:
+def _columns(octets: list[Uint32]) -> list[tuple[Uint32, Uint32]]:
     """B of a window's even and of its odd columns, from a word of each of two octets."""
-    spreads = latent_rows.spreads(window)
-    pairs = half.spread_interleaved if spreads else half.widen_interleaved
-    settled = ([half.settled(pair) for pair in pairs(word)] for word in octets)
+    settled = ([half.settled(pair) for pair in half.widen_interleaved(word)] for word in octets)
     return list(zip(*settled, strict=True))
 
 
@@ -62,9 +59,7 @@ def add_products(total: cute.Tensor, weights: list, windows: list) -> None:
 
 def quad(total: cute.Tensor, window: int, side: int) -> list:
     """This lane's QUAD neighbouring columns of a window, of row g + 8 * side."""
-    factor = Float32(2.0 ** (half.SPREAD_EXPONENT if latent_rows.spreads(window) else 0))
-    elements = [(2 * window + place % 2, 2 * side + place // 2) for place in range(QUAD)]
-    return [total[element] * factor for element in elements]
+    return [total[2 * window + place % 2, 2 * side + place // 2] for place in range(QUAD)]
 
 
 @cute.jit

@@ -1,4 +1,4 @@
-"""Barriers in shared memory, copies that end on them, clusters, and the instructions on FP8 and F16.
+"""Barriers in shared memory, copies that end on them, clusters, instructions on FP8 and F16.
 
 More of what ptx_ops.py has. A copy is over at once; a barrier's phase is over where the instruction
 set says so: its arrivals have come and the bytes that they announced have landed.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import struct
 from pathlib import Path
 from types import ModuleType
 
@@ -14,16 +13,7 @@ from test_compile import ARCHS, KIMI, SMALL, assert_waits, context, load
 
 from kpipe.codegen.ops.contract import Kind
 from kpipe.codegen.ops.registry import CONTRACTS
-from kpipe.runtime.device import (
-    half,
-    latent_rows,
-    ldmatrix,
-    memory,
-    score_pairs,
-    slots,
-    softmax,
-    split_sums,
-)
+from kpipe.runtime.device import latent_rows, ldmatrix, memory, slots, softmax, split_sums
 from kpipe.runtime.formats import cache_format
 from kpipe.runtime.host.compile import compile_kernel, ptx_of
 
@@ -110,7 +100,6 @@ def test_every_split_fits(tmp_path, heads):
         kernel = module.SparseDecode(splits=splits)
         used = kernel.slots * slots.slot_bytes(module.ROWS.pitch)
         used += split_sums.received_bytes(module.WINDOWS, splits, module.TILE_HEADS)
-        used += score_pairs.shared_bytes(module.PAIRS)
         assert used + module.RESERVE <= SHARED_LIMIT
         assert 1 <= kernel.slots <= -(-module.TOP_K // (softmax.GROUP * splits))
         whole = kernel.slots == kernel.groups.most(module.TOP_K)
@@ -163,27 +152,3 @@ def test_columns_are_a_permutation_of_keys():
     # C holds columns 2t and 2t + 1 in lane t.
     for lane in range(4):
         assert softmax.lane_keys(lane)[:2] == columns[2 * lane : 2 * lane + 2]
-
-
-def test_spread_bits_are_the_value():
-    """The bits that `spread_interleaved` makes of a code, for every code that is a number."""
-
-    def e4m3(code: int) -> float:
-        sign = -1.0 if code & 0x80 else 1.0
-        exponent, mantissa = code >> 3 & 15, code & 7
-        if exponent == 0:
-            return sign * mantissa * 2.0**-9
-        return sign * (1 + mantissa / 8) * 2.0 ** (exponent - 7)
-
-    def f16(bits: int) -> float:
-        return struct.unpack("<e", struct.pack("<H", bits))[0]
-
-    for code in range(256):
-        if code & 0x7F == 0x7F:
-            continue  # NaN
-        even = (((code & half._EVEN_CODES) + (code & half._EVEN_SIGNS)) << 7) & 0xFFFF
-        word = code << 8
-        odd = (word >> 1 & half._ODD_MAGNITUDES) | (word & half._ODD_SIGNS)
-        expected = e4m3(code) * 2.0**-half.SPREAD_EXPONENT
-        assert f16(even) == f16(odd & 0xFFFF) == expected
-    assert f16(half.SPREAD_PAIR & 0xFFFF) == 2.0**-half.SPREAD_EXPONENT

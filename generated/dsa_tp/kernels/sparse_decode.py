@@ -10,8 +10,8 @@ A row without keys gives exactly 0. No cache row but the selected ones is read.
 
 Grid     (splits, rows, head tiles); the `splits` CTAs of a row are a cluster. CTA s takes groups s,
          s + splits, ... of GROUP keys.
-Warps    GATHER_WARPS copy rows into a ring of slots, 16 bytes a lane. SCORE_WARPS keep half the
-         query in registers; pairs of them score whole groups. VALUE_WARPS each sum KV_LORA / VALUE_WARPS columns
+Warps    GATHER_WARPS copy rows into a ring of slots, 16 bytes a lane. SCORE_WARPS keep the query in
+         registers and each score whole groups. VALUE_WARPS each sum KV_LORA / VALUE_WARPS columns
          over all groups. A group's m is the running maximum of its score warp, rounded up to an
          integer, so that moving P to a common maximum is an exact power of two.
 Merge    sums go to the CTA of the cluster that owns their columns, whose score warps add them in the
@@ -38,14 +38,12 @@ from kpipe.runtime.device import (
     pdl,
     reduce,
     scalar,
-    score_pairs,
     softmax,
     split_sums,
     value_sums,
 )
 from kpipe.runtime.device.gather import Gather
 from kpipe.runtime.device.key_groups import KeyGroups
-from kpipe.runtime.device.score_pairs import ScorePairs
 from kpipe.runtime.device.slots import Slots, ring_slots, slot_bytes
 from kpipe.runtime.device.split_sums import QUAD, QUADS, WINDOW, SplitSums
 from kpipe.runtime.host.compile import Symbol, TensorSpec
@@ -62,21 +60,19 @@ TILE_HEADS = min(HEADS, mma.TILE_M)
 TILES = -(-HEADS // mma.TILE_M)
 WINDOWS = KV_LORA // WINDOW
 
-PAIRS = 4  # of scoring warps
-SCORE_WARPS = PAIRS * score_pairs.PARTS
+SCORE_WARPS = 4
 VALUE_WARPS = 8 if WINDOWS % 16 == 0 else 4  # an even number of windows each
-GATHER_WARPS = PAIRS
+GATHER_WARPS = SCORE_WARPS
 AHEAD = 4  # groups whose indices a gathering warp holds
 GATHER = Gather(ROWS.row_bytes, ROWS.pitch, GATHER_WARPS, AHEAD)
 THREADS = (SCORE_WARPS + VALUE_WARPS + GATHER_WARPS) * reduce.WARP
 WARP_WINDOWS = WINDOWS // VALUE_WARPS
-# Registers of a thread. The query takes an eighth of a row's columns, the sums of the values half
+# Registers of a thread. The query takes a quarter of a row's columns, the sums of the values half
 # of a warp's.
-SCORE_REGISTERS = 120
-VALUE_REGISTERS = 96
+SCORE_REGISTERS = 240
+VALUE_REGISTERS = 112
 GATHER_REGISTERS = 40
 SCORE_BARRIER = 1
-PAIR_BARRIER = 2  # and on
 SHARED_BYTES = 227 * 1024
 RESERVE = 2048  # of shared memory: the warps' masses, alignment
 
@@ -130,7 +126,6 @@ class SparseDecode:
     def slots(self) -> int:
         """Groups that a CTA's shared memory holds, or that it ever takes."""
         received = split_sums.received_bytes(WINDOWS, self.splits, TILE_HEADS)
-        received += score_pairs.shared_bytes(PAIRS)
         room = (SHARED_BYTES - RESERVE - received) // slot_bytes(ROWS.pitch)
         return ring_slots(room, self.groups.most(TOP_K), GATHER_WARPS)
 
@@ -182,30 +177,21 @@ class SparseDecode:
         shared = SmemAllocator()
         slots = Slots.allocate(shared, self.slots, ROWS.pitch)
         sums = SplitSums.allocate(shared, WINDOWS, self.splits, TILE_HEADS)
-        pairs = ScorePairs.allocate(shared, PAIRS, PAIR_BARRIER)
-        masses = memory.allocate(shared, Float32, PAIRS, mma.TILE_M, 2)
+        masses = memory.allocate(shared, Float32, SCORE_WARPS, mma.TILE_M, 2)
         if thread == 0:
-            slots.initialise(score_pairs.PARTS, VALUE_WARPS)
+            slots.initialise(VALUE_WARPS)
         if thread == THREADS - 1:
             sums.expect(split)
         cute.arch.sync_threads()
         cluster.announce()
         query_scale, key_scale = q_scale[0], k_scale[0]
 
-        pdl.wait()
-        if self.release:
-            pdl.release()
-        count = cutlass.min(valid[row], TOP_K)
         if warp < SCORE_WARPS:
             cute.arch.setmaxregister_increase(SCORE_REGISTERS)
+            count = self._await_keys(valid, row)
             scale = query_scale * key_scale * Float32(SOFTMAX_SCALE * log2(e))
             heads = query[row, None, None]
-            given = (heads, first_head, count, split, scale, slots, pairs, masses)
-            if warp < PAIRS:
-                self._score(*given, warp, lane, 0)
-            else:
-                self._score(*given, warp - PAIRS, lane, 1)
-            cute.arch.barrier(barrier_id=SCORE_BARRIER, number_of_threads=SCORE_WARPS * reduce.WARP)
+            self._score(heads, first_head, count, split, scale, slots, masses, warp, lane)
             cluster.wait_for_all()
             sums.send_masses(masses, split, thread, SCORE_WARPS * reduce.WARP)
             self._merge(
@@ -219,18 +205,27 @@ class SparseDecode:
             )
         elif warp < SCORE_WARPS + VALUE_WARPS:
             cute.arch.setmaxregister_decrease(VALUE_REGISTERS)
+            count = self._await_keys(valid, row)
             value_warp = warp - SCORE_WARPS
             total = self._sum_values(count, split, slots, value_warp, lane)
             cluster.wait_for_all()
             value_sums.send(total, sums, split, value_warp, lane)
         else:
             cute.arch.setmaxregister_decrease(GATHER_REGISTERS)
+            count = self._await_keys(valid, row)
             gather_warp = warp - SCORE_WARPS - VALUE_WARPS
             indices = selected[row, None]
             GATHER.fill(
                 latent_kv.iterator, indices, count, self.groups, split, slots, gather_warp, lane
             )
             cluster.wait_for_all()
+
+    def _await_keys(self, valid: cute.Tensor, row):
+        """Waits for the predecessor; how many keys the row has."""
+        pdl.wait()
+        if self.release:
+            pdl.release()
+        return cutlass.min(valid[row], TOP_K)
 
     @cute.jit
     def _score(
@@ -241,22 +236,22 @@ class SparseDecode:
         split,
         scale: Float32,
         slots: Slots,
-        pairs: ScorePairs,
         masses: cute.Tensor,
-        pair,
+        warp,
         lane,
-        part: cutlass.Constexpr,
     ):
-        """P of side `part` for groups pair, pair + PAIRS, ... of this CTA, and the mass of all."""
+        """P of groups warp, warp + SCORE_WARPS, ... of this CTA, and the mass of all its P."""
         group, group_lane = mma.fragment_place(lane)
         # Heads past the end repeat the last one.
         places = [cutlass.min(first_head + group + side, HEADS - 1) for side in (0, mma.HALF_M)]
         sides = [heads[place, None] for place in places]
-        fragments, factors = ROWS.query_fragments(*sides, part, group_lane)
-        own_scale = factors[part] * scale
-        top, mass = Float32(-Float32.inf), Float32(0.0)
-        head = group + part * mma.HALF_M
-        for order in cutlass.range(pair, self.groups.of(count, split), PAIRS, unroll=1):
+        fragments, factors = ROWS.query_fragments(*sides, group_lane)
+        scales = [factor * scale for factor in factors]
+        top = cute.make_rmem_tensor((softmax.SIDES,), Float32)
+        mass = cute.make_rmem_tensor((softmax.SIDES,), Float32)
+        top.fill(-Float32.inf)
+        mass.fill(0.0)
+        for order in cutlass.range(warp, self.groups.of(count, split), SCORE_WARPS, unroll=1):
             slots.wait_ready(order)
             slot = order % slots.count
             keys = slots.keys[slot, None, None]
@@ -265,18 +260,21 @@ class SparseDecode:
                 keys[octet * softmax.OCTET + softmax.key_of_column(group), None]
                 for octet in range(softmax.OCTETS)
             ]
-            sums = ROWS.scores(fragments, octet_rows, lane_rows, part, group_lane)
-            scores = pairs.join(sums, pair, part, lane)
+            scores = ROWS.scores(fragments, octet_rows, lane_rows, group_lane)
             present = count - self.groups.first_key(order, split)
-            weights, top, mass = softmax.soften(scores, present, own_scale, top, mass, group_lane)
-            memory.store_words(slots.weights[slot, part, lane, None], weights)
+            weights = softmax.soften(scores, present, scales, top, mass, group_lane)
+            for part in cutlass.range_constexpr(softmax.FRAGMENTS):
+                memory.store_words(slots.weights[slot, part, lane, None], weights[part])
             if group_lane == 0:
-                slots.maxima[slot, head] = top
+                for side in cutlass.range_constexpr(softmax.SIDES):
+                    slots.maxima[slot, group + side * mma.HALF_M] = top[side]
             barrier.arrive_as_warp(slots.scored + slot)
-        whole = reduce.lanes_sum(mass, mma.GROUP_LANES)
-        if group_lane == 0:
-            masses[pair, head, 0] = top
-            masses[pair, head, 1] = whole
+        for side in cutlass.range_constexpr(softmax.SIDES):
+            whole = reduce.lanes_sum(mass[side], mma.GROUP_LANES)
+            if group_lane == 0:
+                masses[warp, group + side * mma.HALF_M, 0] = top[side]
+                masses[warp, group + side * mma.HALF_M, 1] = whole
+        cute.arch.barrier(barrier_id=SCORE_BARRIER, number_of_threads=SCORE_WARPS * reduce.WARP)
 
     @cute.jit
     def _sum_values(self, count, split, slots: Slots, warp, lane):
@@ -297,9 +295,11 @@ class SparseDecode:
             keys = slots.keys[slot, None, None]
             values = value_sums.load_columns(keys, first_column, WARP_WINDOWS, lane)
             slots.wait_scored(order)
-            weights = softmax.fragments_of(
-                [memory.load_words(slots.weights[slot, side, lane, None], 0) for side in (0, 1)]
-            )
+            vectors = [
+                memory.load_words(slots.weights[slot, part, lane, None], 0)
+                for part in range(softmax.FRAGMENTS)
+            ]
+            weights = [[vector[place] for place in range(4)] for vector in vectors]
             maxima = [slots.maxima[slot, group + side] for side in (0, mma.HALF_M)]
             rows = [keys[key, None] for key in softmax.lane_keys(group_lane)]
             weights, references = ROWS.weigh(weights, maxima, rows, first_column)
