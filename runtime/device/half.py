@@ -1,9 +1,6 @@
 """Pairs of F16 in a 32-bit word: what the tensor cores are fed from E4M3 bytes.
 
-Every E4M3 value is exact in F16. A pair holds its first element in the low half. There are two
-ways from bytes to pairs, through different pipes of the SM: the conversion instruction (`widen`),
-and shifted bits (`spread`), which give a 2^SPREAD_EXPONENT times smaller value and take the code
-of NaN for 480. Code that is bound by conversions uses both, half and half.
+Every E4M3 value is exact in F16. A pair holds its first element in the low half.
 """
 
 from __future__ import annotations
@@ -18,14 +15,6 @@ _WIDEN = (
     "cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }"
 )
 _INTERLEAVE = 0x3120  # bytes 0, 2, 1, 3
-_EVEN_CODES, _EVEN_SIGNS = 0x00FF_00FF, 0x0080_0080
-_ODD_MAGNITUDES, _ODD_SIGNS = 0x3F80_3F80, 0x8000_8000
-
-SPREAD_EXPONENT = 8
-"""F16 exponents are biased by 15, E4M3 exponents by 7."""
-
-SPREAD_PAIR = 0x1C00_1C00
-"""2^-SPREAD_EXPONENT twice; E4M3 values times it are exact in F16."""
 
 
 @dsl_user_op
@@ -53,16 +42,6 @@ def widen_interleaved(word: Uint32) -> tuple[Uint32, Uint32]:
     return widen_e4m3(Uint32(cute.arch.prmt(word, word, _INTERLEAVE)))
 
 
-def spread_interleaved(word: Uint32) -> tuple[Uint32, Uint32]:
-    """Four E4M3 bytes times 2^-SPREAD_EXPONENT as two pairs: bytes 0 and 2, bytes 1 and 3.
-
-    A magnitude moves to the top of the F16 exponent and mantissa fields, less one bit.
-    """
-    even = ((word & Uint32(_EVEN_CODES)) + (word & Uint32(_EVEN_SIGNS))) << Uint32(7)
-    odd = ((word >> Uint32(1)) & Uint32(_ODD_MAGNITUDES)) | (word & Uint32(_ODD_SIGNS))
-    return even, odd
-
-
 @dsl_user_op
 def pack(first: Float32, second: Float32, *, loc=None, ip=None) -> Uint32:
     """Two FP32 values, rounded to nearest, as a pair."""
@@ -75,14 +54,20 @@ def multiply(pair: Uint32, factors: Uint32, *, loc=None, ip=None) -> Uint32:
     return _word("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", (pair, factors), loc, ip)
 
 
-def _word(text: str, constraints: str, operands: tuple, loc, ip) -> Uint32:
+@dsl_user_op
+def settled(pair: Uint32, *, loc=None, ip=None) -> Uint32:
+    """The pair, computed here and not where it is first used, behind a wait perhaps."""
+    return _word("mov.b32 $0, $1;", "=r,r", (pair,), loc, ip, here=True)
+
+
+def _word(text: str, constraints: str, operands: tuple, loc, ip, here: bool = False) -> Uint32:
     return Uint32(
         llvm.inline_asm(
             T.i32(),
             [operand.ir_value(loc=loc, ip=ip) for operand in operands],
             text,
             constraints,
-            has_side_effects=False,
+            has_side_effects=here,
             is_align_stack=False,
             asm_dialect=llvm.AsmDialect.AD_ATT,
             loc=loc,

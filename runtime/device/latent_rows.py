@@ -35,51 +35,47 @@ def odd_pitch(row_bytes: int) -> int:
     return row_bytes + memory.VECTOR_BYTES * (row_bytes // memory.VECTOR_BYTES % 2 == 0)
 
 
-def code_words(row: cute.Tensor, columns: int, group_lane) -> list[Uint32]:
-    """This lane's word (four codes) of every step of the row's first `columns` codes."""
+def code_words(row: cute.Tensor, columns: int, group_lane, first: int = 0) -> list[Uint32]:
+    """This lane's word (four codes) of every step of the row's codes `first` to `columns`.
+
+    `first` is a multiple of CODE_CHUNK.
+    """
     words = []
-    for chunk in range(columns // CODE_CHUNK):
+    for chunk in range(first // CODE_CHUNK, columns // CODE_CHUNK):
         vector = memory.load_words(row, chunk * mma.GROUP_LANES + group_lane)
         words += [vector[place] for place in range(_STEP_WORDS)]
-    for step in range(len(words), columns // STEP):
+    for step in range(first // STEP + len(words), columns // STEP):
         words.append(memory.load_word(row, step * mma.GROUP_LANES + group_lane))
     return words
 
 
-def spreads(place: int) -> bool:
-    """True for the steps, or windows, whose codes become F16 by bits instead of by conversion."""
-    return place % 2 == 1
-
-
 def code_fragments(upper: cute.Tensor, lower: cute.Tensor, columns: int, group_lane) -> list:
-    """A fragments in F16 of every step of two rows' first `columns` codes (rows g and g + 8).
-
-    Products with the keys come out 2^-SPREAD_EXPONENT times what they are, whichever way the
-    codes of a step become F16.
-    """
+    """A fragments in F16 of every step of two rows' first `columns` codes (rows g and g + 8)."""
     fragments = []
     rows = (code_words(row, columns, group_lane) for row in (upper, lower))
-    for step, words in enumerate(zip(*rows, strict=True)):
-        if spreads(step):
-            a, b = (half.widen_interleaved(word) for word in words)
-        else:
-            less = Uint32(half.SPREAD_PAIR)
-            a, b = ([half.multiply(p, less) for p in half.widen_e4m3(word)] for word in words)
+    for words in zip(*rows, strict=True):
+        a, b = (half.widen_e4m3(word) for word in words)
         fragments.append((a[0], b[0], a[1], b[1]))
     return fragments
 
 
-def code_products(fragments: list, words: list[list[Uint32]]) -> list[list[Float32]]:
-    """C fragments of A fragments times the codes of several octets.
+def code_products(fragments: list, rows: list, first: int, group_lane) -> list[list[Float32]]:
+    """C fragments of A fragments times the codes of several octets from column `first` on.
 
-    `words[octet]` is one word a step. The octets take turns, two chains of sums each: a step
-    need not wait for the one before.
+    `rows[octet]` is the lane's row of an octet. A chunk is loaded at a time, so that few words are
+    held, and the octets take turns, two chains of sums each: a step need not wait for the one
+    before.
     """
-    chains = [[mma.zero_accumulator() for _ in range(2)] for _ in words]
-    for step, fragment in enumerate(fragments):
-        for octet, sums in zip(words, chains, strict=True):
-            pairs = (half.spread_interleaved if spreads(step) else half.widen_e4m3)(octet[step])
-            sums[step % 2] = mma.mma_step_f16(fragment, pairs, sums[step % 2])
+    chains = [[mma.zero_accumulator() for _ in range(2)] for _ in rows]
+    end = first + len(fragments) * STEP
+    for start in range(first, end, CODE_CHUNK):
+        stop = min(start + CODE_CHUNK, end)
+        words = [code_words(row, stop, group_lane, start) for row in rows]
+        for place in range((stop - start) // STEP):
+            step = (start - first) // STEP + place
+            for octet, sums in zip(words, chains, strict=True):
+                pairs = half.widen_e4m3(octet[place])
+                sums[step % 2] = mma.mma_step_f16(fragments[step], pairs, sums[step % 2])
     return [[a + b for a, b in zip(*sums, strict=True)] for sums in chains]
 
 
@@ -98,15 +94,14 @@ class Fp8TensorRows(Fp8Tensor):
     def query_fragments(self, upper: cute.Tensor, lower: cute.Tensor, group_lane) -> tuple:
         """A fragments of query rows g and g + 8, and what their scores are to be multiplied by."""
         fragments = code_fragments(upper, lower, self.row_bytes, group_lane)
-        return fragments, [Float32(2.0**half.SPREAD_EXPONENT)] * 2
+        return fragments, [Float32(1.0)] * 2
 
     def scores(self, fragments: list, rows: list, lane_rows: list, group_lane) -> list:
         """C fragments of octets of keys: `rows[octet]` is key column g of it.
 
         `lane_rows` are the rows of this lane's columns of C, two an octet.
         """
-        words = [code_words(row, self.row_bytes, group_lane) for row in rows]
-        return code_products(fragments, words)
+        return code_products(fragments, rows, 0, group_lane)
 
     def weigh(self, weights: list, maxima: list, lane_rows, first_column) -> tuple[list, list]:
         """P as it stands: the rows have no scales of their own."""
@@ -143,13 +138,8 @@ class Fp8DsMlaRows(Fp8DsMla):
             steps = []
             for step, (first, second) in enumerate(zip(pairs[::2], pairs[1::2], strict=True)):
                 a, b, c, d = (element * factor for element in (*first, *second))
-                less = Float32(2.0**-half.SPREAD_EXPONENT)
-                if step >= self.kv_lora // STEP:
-                    steps.append((half.pack_bf16(a, b), half.pack_bf16(c, d)))
-                elif spreads(step):
-                    steps.append((half.pack(a, c), half.pack(b, d)))
-                else:
-                    steps.append((half.pack(a * less, b * less), half.pack(c * less, d * less)))
+                pack = half.pack_bf16 if step >= self.kv_lora // STEP else half.pack
+                steps.append((pack(a, b), pack(c, d)))
             sides.append(steps)
         fragments = [
             (upper_pairs[0], lower_pairs[0], upper_pairs[1], lower_pairs[1])
@@ -172,16 +162,14 @@ class Fp8DsMlaRows(Fp8DsMla):
 
     def scores(self, fragments: list, rows: list, lane_rows: list, group_lane) -> list:
         """As for fp8_tensor; every group of codes is summed by itself and then takes its scale."""
-        words = [code_words(row, self.kv_lora, group_lane) for row in rows]
         position = fragments[self.kv_lora // STEP :]
         totals = [self._position_scores(position, row, group_lane) for row in rows]
-        factor = Float32(2.0**half.SPREAD_EXPONENT)
         for group in range(self.kv_lora // SCALE_GROUP):
             mine = slice(group * _GROUP_STEPS, (group + 1) * _GROUP_STEPS)
-            products = code_products(fragments[mine], [octet[mine] for octet in words])
+            products = code_products(fragments[mine], rows, group * SCALE_GROUP, group_lane)
             for octet, sums in enumerate(products):
                 pair = lane_rows[2 * octet : 2 * octet + 2]
-                scales = [self._scale(row, group) * factor for row in pair]
+                scales = [self._scale(row, group) for row in pair]
                 totals[octet] = [
                     cute.math.fma(sums[place], scales[place % 2], totals[octet][place])
                     for place in range(4)

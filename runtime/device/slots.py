@@ -5,8 +5,7 @@ weights of its keys (`scored`), and the warps that sum the values give it back (
 waits finds its data and may overwrite what was there before:
 
     scoring warp    the keys: each lane of the gathering warp has arrived behind its own copies
-    value warps     the weights: the scoring warp has arrived behind them; and the keys, which it
-                    had waited for
+    value warps     the keys, likewise; the weights: the scoring warp has arrived behind them
     gathering warp  a slot that nobody reads: the value warps have arrived behind their last load
                     of it, and the scoring warp's loads lay before the weights they waited for
 
@@ -95,7 +94,7 @@ class Slots:
         barrier.wait(self.ready + group % self.count, group // self.count % 2)
 
     def wait_scored(self, group) -> None:
-        """Until the weights of a group lie in its slot, and so its keys."""
+        """Until the weights of a group lie in its slot."""
         barrier.wait(self.scored + group % self.count, group // self.count % 2)
 
     def wait_free(self, group) -> None:

@@ -37,8 +37,8 @@ def received_bytes(windows: int, splits: int, heads: int) -> int:
 @dataclass(frozen=True)
 class SplitSums:
     """sums: FP32 (source, window, head, column) of the owned windows. masses: FP32 (source, head,
-    2), maximum and mass. arrived: the barrier that counts their bytes. All in this CTA's shared
-    memory; the same place in its peers' is theirs.
+    2), maximum and mass. arrived, weighed: the barriers that count the bytes of sums and masses.
+    All in this CTA's shared memory; the same place in its peers' is theirs.
     """
 
     windows: int
@@ -47,6 +47,7 @@ class SplitSums:
     sums: cute.Tensor
     masses: cute.Tensor
     arrived: cute.Pointer
+    weighed: cute.Pointer
 
     @classmethod
     def allocate(cls, shared: SmemAllocator, windows: int, splits: int, heads: int) -> SplitSums:
@@ -59,17 +60,21 @@ class SplitSums:
             sums=memory.allocate(shared, Float32, splits, owned, heads, WINDOW),
             masses=memory.allocate(shared, Float32, splits, heads, 2),
             arrived=barrier.allocate(shared, 1),
+            weighed=barrier.allocate(shared, 1),
         )
 
     def expect(self, rank) -> None:
-        """Sets up the barrier of CTA `rank`; one thread calls it ahead of the cluster's barrier."""
+        """Sets up the barriers of CTA `rank`; one thread calls it ahead of the cluster's barrier.
+
+        A CTA without windows still receives masses.
+        """
         window_bytes = self.heads * WINDOW * _FP32_BYTES
         present = cutlass.max(self.present(rank), 0)
-        mass_bytes = self.heads * _MASS_BYTES
-        inbox.open_inbox(self.arrived, (present * window_bytes + mass_bytes) * self.splits)
+        inbox.open_inbox(self.arrived, present * window_bytes * self.splits)
+        inbox.open_inbox(self.weighed, self.heads * _MASS_BYTES * self.splits)
 
     def wait(self) -> None:
-        """Returns once all that this CTA merges has arrived."""
+        """Returns once all sums that this CTA merges have arrived."""
         inbox.receive(self.arrived)
 
     @property
@@ -84,7 +89,8 @@ class SplitSums:
     def send_quad(self, values: list[Float32], rank, window, head, quad) -> None:
         """Sends this CTA's (`rank`) sums of QUAD columns to their owner."""
         row = self.sums[rank, window % self.owned, head, None]
-        self._send(values, memory.vector_at(row, quad, QUAD), window // self.owned)
+        place = memory.vector_at(row, quad, QUAD)
+        self._send(values, place, self.arrived, window // self.owned)
 
     @cute.jit
     def send_masses(self, masses: cute.Tensor, rank, thread, threads: cutlass.Constexpr):
@@ -96,29 +102,38 @@ class SplitSums:
         if head < self.heads:
             values = combine(masses, head)
             for target in cutlass.range(thread // mma.TILE_M, self.splits, threads // mma.TILE_M):
-                self._send(values, self.masses[rank, head, None], target)
+                self._send(values, self.masses[rank, head, None], self.weighed, target)
 
-    def _send(self, values: list[Float32], place: cute.Tensor, target) -> None:
+    def _send(
+        self, values: list[Float32], place: cute.Tensor, barrier: cute.Pointer, target
+    ) -> None:
         words = cute.make_rmem_tensor((len(values),), Float32)
         for number, value in enumerate(values):
             words[number] = value
-        inbox.send(words.load(), place, self.arrived, target)
+        inbox.send(words.load(), place, barrier, target)
 
-    def merge(self, window, head, quad) -> tuple:
-        """(FP32 sums of QUAD columns, mass, maximum) of all CTAs; every CTA's have arrived.
+    def shares(self, head) -> tuple[list[Float32], Float32, Float32]:
+        """(what each CTA's sums of a head are multiplied by, mass, maximum) of all CTAs.
 
-        Without any key the maximum is -inf and the sums are NaN.
+        Waits for the masses. Without any key the maximum is -inf and the factors are NaN.
         """
+        inbox.receive(self.weighed)
         highest = self.masses[0, head, 0]
         for source in range(1, self.splits):
             highest = cute.arch.fmax(highest, self.masses[source, head, 0])
-        mass, merged = Float32(0.0), None
+        factors, mass = [], Float32(0.0)
         for source in range(self.splits):
-            factor = cute.arch.exp2(self.masses[source, head, 0] - highest)
-            mass = cute.math.fma(factor, self.masses[source, head, 1], mass)
+            factors.append(cute.arch.exp2(self.masses[source, head, 0] - highest))
+            mass = cute.math.fma(factors[source], self.masses[source, head, 1], mass)
+        return factors, mass, highest
+
+    def merge(self, window, head, quad, factors: list[Float32]) -> cute.TensorSSA:
+        """FP32 sums of QUAD columns over all CTAs, whose sums have arrived."""
+        merged = None
+        for source, factor in enumerate(factors):
             part = memory.load_float(self.sums[source, window, head, None], quad, QUAD) * factor
             merged = part if merged is None else merged + part
-        return merged, mass, highest
+        return merged
 
 
 def combine(masses: cute.Tensor, head) -> list[Float32]:

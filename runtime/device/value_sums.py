@@ -8,19 +8,20 @@ even and of its odd columns, and a lane holds four neighbouring columns of it (a
 from __future__ import annotations
 
 import cutlass
-from cutlass import Float32, Uint32, cute
+from cutlass import Uint32, cute
 
-from . import half, latent_rows, ldmatrix, mma, softmax
+from . import half, ldmatrix, mma, softmax
 from .split_sums import QUAD, WINDOW, SplitSums
 
 _PAIR = 2  # windows that one load of four matrices covers
 
 
 def load_columns(keys: cute.Tensor, first_column, windows: int, lane) -> list:
-    """Words of `windows` (an even number) windows of a group's keys, u8 (key, byte).
+    """Pairs of `windows` (an even number) windows of a group's keys, u8 (key, byte), in F16.
 
-    Returns [fragment][window] -> words of the octets of that weights' fragment. Lane 8m + i points
-    to column i of octet m % 2, one window on where m >= 2.
+    Returns [fragment][window] -> B of the even and of the odd columns, each a pair of every octet
+    of that weights' fragment. Lane 8m + i points to column i of octet m % 2, one window on where
+    m >= 2.
     """
     matrix, matrix_row = lane // ldmatrix.MATRIX_ROWS, lane % ldmatrix.MATRIX_ROWS
     key = matrix % 2 * softmax.OCTET + softmax.key_of_column(matrix_row)
@@ -32,33 +33,33 @@ def load_columns(keys: cute.Tensor, first_column, windows: int, lane) -> list:
         for pair in range(windows // _PAIR):
             loaded = ldmatrix.load_transposed(row + (column + pair * _PAIR * WINDOW))
             words += [loaded[:2], loaded[2:]]
-        fragments.append(words)
+        fragments.append([_columns(octets) for octets in words])
     return fragments
 
 
-def add_products(total: cute.Tensor, weights: list, windows: list[list[Uint32]]) -> None:
+def _columns(octets: list[Uint32]) -> list[tuple[Uint32, Uint32]]:
+    """B of a window's even and of its odd columns, from a word of each of two octets."""
+    settled = ([half.settled(pair) for pair in half.widen_interleaved(word)] for word in octets)
+    return list(zip(*settled, strict=True))
+
+
+def add_products(total: cute.Tensor, weights: list, windows: list) -> None:
     """total += weights . values over one fragment's keys; `total` is FP32 (tile, element).
 
-    Tiles 2w and 2w + 1 are the even and the odd columns of window w. The sums of windows that
-    spread come out 2^-SPREAD_EXPONENT times what they are; `quad` makes up for it.
+    Tiles 2w and 2w + 1 are the even and the odd columns of window w, `windows` as loaded.
     """
-    for window, words in enumerate(windows):
-        spreads = latent_rows.spreads(window)
-        pairs = half.spread_interleaved if spreads else half.widen_interleaved
-        octets = [pairs(word) for word in words]
-        for odd in range(2):
+    for window, columns in enumerate(windows):
+        for odd, pairs in enumerate(columns):
             tile = 2 * window + odd
             before = [total[tile, place] for place in range(4)]
-            after = mma.mma_step_f16(weights, (octets[0][odd], octets[1][odd]), before)
+            after = mma.mma_step_f16(weights, pairs, before)
             for place in range(4):
                 total[tile, place] = after[place]
 
 
 def quad(total: cute.Tensor, window: int, side: int) -> list:
     """This lane's QUAD neighbouring columns of a window, of row g + 8 * side."""
-    factor = Float32(2.0 ** (half.SPREAD_EXPONENT if latent_rows.spreads(window) else 0))
-    elements = [(2 * window + place % 2, 2 * side + place // 2) for place in range(QUAD)]
-    return [total[element] * factor for element in elements]
+    return [total[2 * window + place % 2, 2 * side + place // 2] for place in range(QUAD)]
 
 
 @cute.jit

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from ptx_async import MORE
 from ptx_ops import ALL_LANES, LANES, OPS, SHARED_BASE, SHARED_BYTES, Instruction
 from torch import Tensor
 
@@ -22,6 +23,9 @@ TURN = 400
 
 _TOKEN = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")
 _LINE = re.compile(r"(?:@(!?)([%\w]+)\s+)?([a-z][\w.:]*)\s*(.*)")
+
+
+_EXECUTE = {**OPS, **MORE}
 
 
 class OutOfMemory(AssertionError):
@@ -75,12 +79,14 @@ def packed(tensors: Sequence[tuple[Tensor, Sequence[int]]]) -> list[bytes]:
 
 @dataclass
 class Launch:
-    """A grid of CTAs; `memory` is all that it may touch."""
+    """A grid of CTAs, `cluster` neighbours of which work together; `memory` is all that it may
+    touch."""
 
     program: Program
     grid: tuple[int, int, int]
     parameters: list[bytes]
     memory: Iterable[Tensor]
+    cluster: int = 1
 
     def __post_init__(self) -> None:
         storages = [tensor.untyped_storage() for tensor in self.memory]
@@ -104,6 +110,9 @@ def run(launches: Iterable[Launch], most_turns: int = 20_000) -> None:
         for number in range(sizes[0] * sizes[1] * sizes[2]):
             x, rest = number % sizes[0], number // sizes[0]
             ctas.append(_Cta(launch, (x, rest % sizes[1], rest // sizes[1])))
+            if x % launch.cluster == launch.cluster - 1:
+                for cta in (peers := ctas[-launch.cluster :]):
+                    cta.peers = {rank + 1: peer for rank, peer in enumerate(peers)}
     for _ in range(most_turns):
         ctas = [cta for cta in ctas if not cta.turn()]
         if not ctas:
@@ -116,6 +125,9 @@ class _Cta:
 
     def __init__(self, launch: Launch, place: tuple[int, int, int]) -> None:
         self.launch, self.place = launch, place
+        self.peers: dict[int, _Cta] = {}  # by rank and one, as addresses have it
+        self.barriers: dict = {}
+        self.cluster_arrived = 0
         self.shared = ctypes.create_string_buffer(b"\x7f" * SHARED_BYTES, SHARED_BYTES)
         warps = launch.program.threads // LANES
         self.warps = [_Warp(self, number) for number in range(warps)]
@@ -125,10 +137,22 @@ class _Cta:
         for warp in self.warps:
             warp.go_on()
         living = [warp for warp in self.warps if not warp.ended]
-        if all(warp.at_barrier for warp in living):
-            for warp in living:
-                warp.at_barrier = False
+        waiting: dict[tuple[int, int], list[_Warp]] = {}
+        for warp in living:
+            if warp.at_barrier:
+                waiting.setdefault(warp.at_barrier, []).append(warp)
+            warp.at_cluster = warp.at_cluster and not self._cluster_met
+        for (_, threads), there in waiting.items():
+            if len(there) * LANES == threads or (not threads and len(there) == len(living)):
+                for warp in there:
+                    warp.at_barrier = None
         return not living
+
+    @property
+    def _cluster_met(self) -> bool:
+        """Whether every thread of the cluster has arrived at its barrier."""
+        everybody = len(self.peers) * self.launch.program.threads
+        return sum(peer.cluster_arrived for peer in self.peers.values()) == everybody
 
 
 class _Warp:
@@ -138,7 +162,8 @@ class _Warp:
         self.cta, self.launch = cta, cta.launch
         self.alive, self.together = ALL_LANES, 0
         self.places = torch.zeros(LANES, dtype=torch.int64)
-        self.at_barrier = False
+        self.at_barrier: tuple[int, int] | None = None  # which one, and for how many threads
+        self.at_cluster = self.rests = False
         lanes = torch.arange(LANES)
         self.registers: dict[str, Tensor] = {
             "%laneid": lanes,
@@ -153,7 +178,8 @@ class _Warp:
         """Executes until a barrier, the end, or its turn is over."""
         program = self.launch.program
         for _ in range(TURN):
-            if self.at_barrier or self.ended:
+            if self.at_barrier or self.at_cluster or self.rests or self.ended:
+                self.rests = False
                 return
             at, here = self._next()
             instruction = program.instructions[at]
@@ -169,13 +195,17 @@ class _Warp:
             if op in ("ret", "exit"):
                 self.alive = self.alive & ~doing
                 self._part(at + 1)
+            elif op == "bar" and "warp" in instruction.op:
+                continue  # lanes are in step where it matters: at the least place
             elif op == "bar":
                 assert doing.equal(self.alive), "a barrier that not all lanes come to"
-                self.at_barrier = True
+                which, *threads = (self.read(name, "u32") for name in instruction.operands)
+                self.at_barrier = int(which[0]), int(threads[0][0]) if threads else 0
             elif op == "trap":
                 raise AssertionError(f"a poll of CTA {self.cta.place} has given up")
             elif op not in ("griddepcontrol", "fence"):
-                OPS[op](self, instruction, doing)
+                name = "st.async" if op == "st" and "async" in instruction.op else op
+                _EXECUTE[name](self, instruction, doing)
 
     @property
     def ended(self) -> bool:

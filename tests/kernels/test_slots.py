@@ -47,7 +47,8 @@ def early_waits(slots: int, warps: int, groups: int) -> set[tuple[str, int]]:
             if group < groups and passes("ready", ready, group, group // slots):
                 more, done = counted(scored, warp), counted(weighed, group % slots)
                 following.append((requested, landed, more, summed, ready, done, free))
-        if summed < groups and passes("scored", weighed, summed, summed // slots):
+        whole = summed < groups and passes("ready", ready, summed, summed // slots)
+        if whole and passes("scored", weighed, summed, summed // slots):
             given = counted(free, summed % slots)
             following.append((requested, landed, scored, summed + 1, ready, weighed, given))
         for state in following:

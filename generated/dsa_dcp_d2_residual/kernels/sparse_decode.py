@@ -15,8 +15,8 @@ Warps    GATHER_WARPS copy rows into a ring of slots, 16 bytes a lane. SCORE_WAR
          registers and each score whole groups. VALUE_WARPS each sum KV_LORA / VALUE_WARPS columns
          over all groups. A group's m is the running maximum of its score warp, rounded up to an
          integer, so that moving P to a common maximum is an exact power of two.
-Merge    sums go to the CTA of the cluster that owns their columns, which adds them in the order of
-         the CTAs.
+Merge    sums go to the CTA of the cluster that owns their columns, whose score warps add them in the
+         order of the CTAs.
 Wait     the scales are loaded before it, all else behind it. Released right behind it.
 Rounding P to F16 (its sum is taken before), the result to BF16. FP32 sums.
 """
@@ -62,17 +62,17 @@ TILES = -(-HEADS // mma.TILE_M)
 WINDOWS = KV_LORA // WINDOW
 
 SCORE_WARPS = 4
-VALUE_WARPS = 4
+VALUE_WARPS = 8 if WINDOWS % 16 == 0 else 4  # an even number of windows each
 GATHER_WARPS = SCORE_WARPS
 AHEAD = 4  # groups whose indices a gathering warp holds
-GATHER = Gather(ROWS.row_bytes, GATHER_WARPS, AHEAD)
+GATHER = Gather(ROWS.row_bytes, ROWS.pitch, GATHER_WARPS, AHEAD)
 THREADS = (SCORE_WARPS + VALUE_WARPS + GATHER_WARPS) * reduce.WARP
-WARP_WINDOWS = WINDOWS // VALUE_WARPS  # an even number
+WARP_WINDOWS = WINDOWS // VALUE_WARPS
 # Registers of a thread. The query takes a quarter of a row's columns, the sums of the values half
 # of a warp's.
 SCORE_REGISTERS = 240
-VALUE_REGISTERS = 152
-GATHER_REGISTERS = 88
+VALUE_REGISTERS = 112
+GATHER_REGISTERS = 40
 SCORE_BARRIER = 1
 SHARED_BYTES = 227 * 1024
 RESERVE = 2048  # of shared memory: the warps' masses, alignment
@@ -191,24 +191,14 @@ class SparseDecode:
         cluster.announce()
         query_scale, key_scale = q_scale[0], k_scale[0]
 
-        pdl.wait()
-        if self.release:
-            pdl.release()
-        count = cutlass.min(valid[row], TOP_K)
         if warp < SCORE_WARPS:
             cute.arch.setmaxregister_increase(SCORE_REGISTERS)
+            count = self._await_keys(valid, row)
             scale = query_scale * key_scale * Float32(SOFTMAX_SCALE * log2(e))
             heads = query[row, None, None]
             self._score(heads, first_head, count, split, scale, slots, masses, warp, lane)
             cluster.wait_for_all()
             sums.send_masses(masses, split, thread, SCORE_WARPS * reduce.WARP)
-        elif warp < SCORE_WARPS + VALUE_WARPS:
-            cute.arch.setmaxregister_decrease(VALUE_REGISTERS)
-            value_warp = warp - SCORE_WARPS
-            total = self._sum_values(count, split, slots, value_warp, lane)
-            cluster.wait_for_all()
-            value_sums.send(total, sums, split, value_warp, lane)
-            sums.wait()
             self._merge(
                 sums,
                 count,
@@ -217,16 +207,31 @@ class SparseDecode:
                 result_lse[row, None],
                 first_head,
                 split,
-                thread - SCORE_WARPS * reduce.WARP,
+                thread,
             )
+        elif warp < SCORE_WARPS + VALUE_WARPS:
+            cute.arch.setmaxregister_decrease(VALUE_REGISTERS)
+            count = self._await_keys(valid, row)
+            value_warp = warp - SCORE_WARPS
+            total = self._sum_values(count, split, slots, value_warp, lane)
+            cluster.wait_for_all()
+            value_sums.send(total, sums, split, value_warp, lane)
         else:
             cute.arch.setmaxregister_decrease(GATHER_REGISTERS)
+            count = self._await_keys(valid, row)
             gather_warp = warp - SCORE_WARPS - VALUE_WARPS
             indices = selected[row, None]
             GATHER.fill(
                 latent_kv.iterator, indices, count, self.groups, split, slots, gather_warp, lane
             )
             cluster.wait_for_all()
+
+    def _await_keys(self, valid: cute.Tensor, row):
+        """Waits for the predecessor; how many keys the row has."""
+        pdl.wait()
+        if self.release:
+            pdl.release()
+        return cutlass.min(valid[row], TOP_K)
 
     @cute.jit
     def _score(
@@ -290,10 +295,12 @@ class SparseDecode:
         highest.fill(-Float32.inf)
         first_column = warp * (WARP_WINDOWS * WINDOW)
         for order in cutlass.range(self.groups.of(count, split), unroll=1):
-            slots.wait_scored(order)
+            # The values need not wait for their weights.
+            slots.wait_ready(order)
             slot = order % slots.count
             keys = slots.keys[slot, None, None]
             values = value_sums.load_columns(keys, first_column, WARP_WINDOWS, lane)
+            slots.wait_scored(order)
             vectors = [
                 memory.load_words(slots.weights[slot, part, lane, None], 0)
                 for part in range(softmax.FRAGMENTS)
@@ -327,18 +334,22 @@ class SparseDecode:
         split,
         thread,
     ):
-        """Merges the windows that this CTA owns, QUAD columns a thread, and stores them."""
-        quads = sums.present(split) * (TILE_HEADS * QUADS)
-        for item in cutlass.range(thread, quads, VALUE_WARPS * reduce.WARP):
-            quad = item % QUADS
-            head = item // QUADS % TILE_HEADS
-            window = item // (QUADS * TILE_HEADS)
-            merged, mass, highest = sums.merge(window, head, quad)
-            scaled = merged * (key_scale / mass)
-            values = cute.make_rmem_tensor((QUAD,), Float32)
-            for place in cutlass.range_constexpr(QUAD):
-                values[place] = scalar.select(count > 0, scaled[place], Float32(0.0))
-            if first_head + head < HEADS:
+        """Merges the windows that this CTA owns, QUAD columns a thread, and stores them.
+
+        A thread keeps to one head, whose shares it knows before the sums arrive.
+        """
+        lanes = TILE_HEADS * QUADS  # of a window
+        teams = SCORE_WARPS * reduce.WARP // lanes
+        quad, head = thread % QUADS, thread // QUADS % TILE_HEADS
+        factors, mass, highest = sums.shares(head)
+        factor = key_scale / mass
+        sums.wait()
+        if (thread < teams * lanes) & (first_head + head < HEADS):
+            for window in cutlass.range(thread // lanes, sums.present(split), teams):
+                scaled = sums.merge(window, head, quad, factors) * factor
+                values = cute.make_rmem_tensor((QUAD,), Float32)
+                for place in cutlass.range_constexpr(QUAD):
+                    values[place] = scalar.select(count > 0, scaled[place], Float32(0.0))
                 column = (split * sums.owned + window) * QUADS + quad
                 place = memory.vector_at(target[first_head + head, None], column, QUAD)
                 place.store(values.load().to(BFloat16))
