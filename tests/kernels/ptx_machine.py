@@ -12,8 +12,10 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 import torch
+from ptx_cluster import Barrier, Mail
 from ptx_ops import ALL_LANES, LANES, OPS, SHARED_BASE, SHARED_BYTES, Instruction
 from torch import Tensor
 
@@ -81,6 +83,7 @@ class Launch:
     grid: tuple[int, int, int]
     parameters: list[bytes]
     memory: Iterable[Tensor]
+    cluster: int = 1  # neighbours along x
 
     def __post_init__(self) -> None:
         storages = [tensor.untyped_storage() for tensor in self.memory]
@@ -103,7 +106,11 @@ def run(launches: Iterable[Launch], most_turns: int = 20_000) -> None:
         sizes = launch.grid
         for number in range(sizes[0] * sizes[1] * sizes[2]):
             x, rest = number % sizes[0], number // sizes[0]
-            ctas.append(_Cta(launch, (x, rest % sizes[1], rest // sizes[1])))
+            rank = x % launch.cluster
+            cluster = ctas[-rank:] if rank else []  # those of lower ranks
+            ctas.append(_Cta(launch, (x, rest % sizes[1], rest // sizes[1]), number))
+            for cta in (*cluster, ctas[-1]):
+                cta.cluster = [*cluster, ctas[-1]]
     for _ in range(most_turns):
         ctas = [cta for cta in ctas if not cta.turn()]
         if not ctas:
@@ -114,21 +121,42 @@ def run(launches: Iterable[Launch], most_turns: int = 20_000) -> None:
 class _Cta:
     """Warps that share memory and barriers."""
 
-    def __init__(self, launch: Launch, place: tuple[int, int, int]) -> None:
+    def __init__(self, launch: Launch, place: tuple[int, int, int], number: int) -> None:
         self.launch, self.place = launch, place
+        self.cluster: list[_Cta] = [self]
+        self.barriers: dict[int, Barrier] = {}
+        self.mail = Mail(Random(number))
         self.shared = ctypes.create_string_buffer(b"\x7f" * SHARED_BYTES, SHARED_BYTES)
         warps = launch.program.threads // LANES
         self.warps = [_Warp(self, number) for number in range(warps)]
 
     def turn(self) -> bool:
         """Every warp goes on for a while; True once all have ended."""
+        self.mail.deliver(self)
         for warp in self.warps:
+            warp.patient = False
             warp.go_on()
-        living = [warp for warp in self.warps if not warp.ended]
+        living = self.living
         if all(warp.at_barrier for warp in living):
             for warp in living:
                 warp.at_barrier = False
+        peers = [warp for cta in self.cluster for warp in cta.living]
+        if all(warp.at_cluster for warp in peers):
+            for warp in peers:
+                warp.at_cluster = False
+        assert living or not self.mail.letters, "a CTA ends before what peers have stored arrives"
         return not living
+
+    @property
+    def living(self) -> list[_Warp]:
+        """Warps that have not ended."""
+        return [warp for warp in self.warps if not warp.ended]
+
+    def offset(self, address: int, size: int) -> int:
+        """Where in `shared` that many bytes lie; AssertionError off their alignment."""
+        start = address - SHARED_BASE
+        assert start % size == 0 and 0 <= start <= SHARED_BYTES - size, f"shared 0x{address:X}"
+        return start
 
 
 class _Warp:
@@ -138,11 +166,12 @@ class _Warp:
         self.cta, self.launch = cta, cta.launch
         self.alive, self.together = ALL_LANES, 0
         self.places = torch.zeros(LANES, dtype=torch.int64)
-        self.at_barrier = False
+        self.at_barrier = self.at_cluster = self.patient = False
         lanes = torch.arange(LANES)
         self.registers: dict[str, Tensor] = {
             "%laneid": lanes,
             "%tid.x": lanes + number * LANES,
+            "%lanemask_lt": (1 << lanes) - 1,
             "__dynamic_shmem__0": torch.full((LANES,), SHARED_BASE),
         }
         for axis, name in enumerate("xyz"):
@@ -153,7 +182,7 @@ class _Warp:
         """Executes until a barrier, the end, or its turn is over."""
         program = self.launch.program
         for _ in range(TURN):
-            if self.at_barrier or self.ended:
+            if self.at_barrier or self.at_cluster or self.patient or self.ended:
                 return
             at, here = self._next()
             instruction = program.instructions[at]
@@ -172,6 +201,8 @@ class _Warp:
             elif op == "bar":
                 assert doing.equal(self.alive), "a barrier that not all lanes come to"
                 self.at_barrier = True
+            elif op == "barrier":
+                self.at_cluster = "wait" in instruction.op
             elif op == "trap":
                 raise AssertionError(f"a poll of CTA {self.cta.place} has given up")
             elif op not in ("griddepcontrol", "fence"):
