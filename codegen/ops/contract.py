@@ -363,16 +363,18 @@ def step(
     dtype: str,
     *,
     write: bool = False,
+    early: bool = False,
     when: str = "",
     type: OperandType | None = None,
     path: Path = Path.GENERIC,
     gates: tuple[str, ...] = (),
 ) -> Operand:
-    """A tensor that the engine hands in for every step."""
+    """A tensor that the engine hands in for every step; `early`: it is read before the wait."""
+    phase = Phase.PROLOGUE if early else Phase.BODY
     access = Access.WRITE if write else Access.READ
     shapes = _split(shape)
     return Operand(
-        name, Kind.STEP, access, shapes, dtype, when=when, type=type, path=path, gates=gates
+        name, Kind.STEP, access, shapes, dtype, phase, when, type, path, gates
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kpipe.codegen.ops.contract import Contract, Release
+from kpipe.codegen.ops.contract import Contract, Kind, Release
 from kpipe.codegen.plan.flags import active, polled_operands
 from kpipe.codegen.plan.model import Pdl
 
@@ -27,8 +27,9 @@ def strongest(launch: Candidate, *, spin_overlap: bool) -> Pdl:
     """The attribute and the early release that nothing about the launch itself forbids.
 
     An op that never waits gets no attribute: behind it no later wait would cover what came
-    before.  Nor does one that reads early: its predecessor would have to hold its release, and a
-    hold rests on a reading that no document promises.  A poller overlaps its neighbours only where
+    before.  Nor does one that reads early what a kernel writes: its predecessor would have to hold
+    its release, and a hold rests on a reading that no document promises.  The engine's inputs of a
+    step are there before the layer, which the proof confirms.  A poller overlaps its neighbours only where
     `environment.spin_overlap` allows it.
     """
     polled = polled_operands(launch.contract, launch.flags)
@@ -59,7 +60,11 @@ def strongest(launch: Candidate, *, spin_overlap: bool) -> Pdl:
 def _early(launch: Candidate) -> tuple[str, ...]:
     """What the launch touches before its wait, operands that it lacks here left out."""
     operands = (launch.contract.operand(name) for name in launch.contract.early_reads)
-    return tuple(o.name for o in operands if o is not None and active(o, launch.flags))
+    return tuple(
+        o.name
+        for o in operands
+        if o is not None and active(o, launch.flags) and o.kind is not Kind.STEP
+    )
 
 
 def _names(words: tuple[str, ...]) -> str:

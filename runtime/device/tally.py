@@ -24,6 +24,7 @@ GROUP = reduce.WARP
 _EACH = memory.VECTOR_BYTES // 4
 _LANES = GROUP // _EACH  # that sum up a group
 _FOUND = 5
+_IN_FLIGHT = 4  # loads of a lane
 
 
 class Tally(NamedTuple):
@@ -96,7 +97,7 @@ def find(tally: Tally, parity, part, parts: cutlass.Constexpr, wanted):
     barrier.wait_for_peers(tally.received, parity)
     each = groups // reduce.WARP
     sums = [Uint32(0)] * each
-    for peer in cutlass.range_constexpr(parts):
+    for peer in cutlass.range(parts, unroll=min(parts, _IN_FLIGHT)):
         loaded = memory.vector_at(tally.sums, peer * reduce.WARP + lane, each).load()
         sums = [total + loaded[place] for place, total in enumerate(sums)]
     mine = Uint32(0)
@@ -114,7 +115,7 @@ def find(tally: Tally, parity, part, parts: cutlass.Constexpr, wanted):
     _send_bins(tally, group, part, parts)
     barrier.wait_for_peers(tally.received + 1, parity)
     lower, own, count = Uint32(0), Uint32(0), Uint32(0)
-    for peer in cutlass.range_constexpr(parts):
+    for peer in cutlass.range(parts, unroll=min(parts, _IN_FLIGHT)):
         bins = tally.bins[peer * GROUP + lane]
         count = count + bins
         if peer < part:
