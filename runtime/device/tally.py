@@ -13,13 +13,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Uint32, cute
 from cutlass.memory import SmemAllocator
 
 from kpipe.runtime.device import barrier, inbox, memory, reduce
-
-GROUP = reduce.WARP
-"""Bins of a group: one a lane."""
+from kpipe.runtime.device.histogram import GROUP, find_group
 
 _EACH = memory.VECTOR_BYTES // 4
 _LANES = GROUP // _EACH  # that sum up a group
@@ -31,6 +29,7 @@ class Tally(NamedTuple):
     """Shared memory of a CTA for the histograms of its cluster; uint32 but for the barriers."""
 
     counts: cute.Tensor  # this CTA's bins
+    own: cute.Tensor  # sums of this CTA's groups
     sums: cute.Tensor  # of groups, from every part
     bins: cute.Tensor  # of the group found, from every part
     found: cute.Tensor  # bin, how many before it, in it, of lower parts in it, of this part in it
@@ -41,6 +40,7 @@ def allocate(shared: SmemAllocator, bins: int, parts: int) -> Tally:
     """Room for histograms of `bins` bins, 128 at least, over `parts` CTAs."""
     return Tally(
         counts=memory.allocate(shared, Uint32, bins),
+        own=memory.allocate(shared, Uint32, bins // GROUP),
         sums=memory.allocate(shared, Uint32, parts * bins // GROUP),
         bins=memory.allocate(shared, Uint32, parts * GROUP),
         found=memory.allocate(shared, Uint32, _FOUND),
@@ -70,20 +70,28 @@ def expect(tally: Tally) -> None:
 
 @cute.jit
 def send_sums(tally: Tally, part, parts: cutlass.Constexpr, threads: cutlass.Constexpr):
-    """Sends this CTA's sums of groups to every part; by all warps, behind a barrier of the CTA."""
-    lane, step = cute.arch.lane_idx(), reduce.WARP * _EACH
-    groups = cute.size(tally.counts) // GROUP
-    for base in range(cute.arch.warp_idx() * step, cute.size(tally.counts), threads * _EACH):
+    """Sends this CTA's sums of groups to every part; by all warps, behind a barrier of the CTA.
+
+    A warp sends all of them at once: neighbouring words to one CTA cost little more than one.
+    """
+    lane, warp, warps = cute.arch.lane_idx(), cute.arch.warp_idx(), threads // reduce.WARP
+    step, groups = reduce.WARP * _EACH, cute.size(tally.own)
+    for base in range(warp * step, cute.size(tally.counts), warps * step):
         bins = memory.vector_at(tally.counts, base // _EACH + lane, _EACH).load()
         total = bins[0] + bins[1] + bins[2] + bins[3]
         distance = 1
         for _ in cutlass.range_constexpr(_LANES.bit_length() - 1):
             total = total + cute.arch.shuffle_sync_bfly(total, distance)
             distance = 2 * distance
-        sums = [cute.arch.shuffle_sync(total, n * _LANES) for n in range(_EACH)]
-        if lane < parts:
-            place = part * (groups // _EACH) + base // step
-            inbox.send_words(sums, tally.sums, place, tally.received, lane)
+        if lane % _LANES == 0:
+            tally.own[base // GROUP + lane // _LANES] = total
+    cute.arch.sync_threads()
+    vectors = groups // _EACH
+    for number in range(warp * reduce.WARP + lane, parts * vectors, threads):
+        peer, place = number // vectors, number % vectors
+        loaded = memory.vector_at(tally.own, place, _EACH).load()
+        sums = [loaded[number] for number in range(_EACH)]
+        inbox.send_words(sums, tally.sums, part * vectors + place, tally.received, peer)
 
 
 @cute.jit
@@ -100,18 +108,7 @@ def find(tally: Tally, parity, part, parts: cutlass.Constexpr, wanted):
     for peer in cutlass.range(parts, unroll=min(parts, _IN_FLIGHT)):
         loaded = memory.vector_at(tally.sums, peer * reduce.WARP + lane, each).load()
         sums = [total + loaded[place] for place, total in enumerate(sums)]
-    mine = Uint32(0)
-    for place in cutlass.range_constexpr(each):
-        mine = mine + sums[place]
-    before = reduce.running_sum(mine) - mine
-    group, passed = Uint32(0), Uint32(0)
-    for place in cutlass.range_constexpr(each):
-        if before < wanted and wanted <= before + sums[place]:
-            group, passed = Uint32(lane * each + place), before
-        before = before + sums[place]
-    # One lane has found it; the others add nothing.
-    group = cute.arch.warp_redux_sync(Int32(group), "add")
-    passed = Uint32(cute.arch.warp_redux_sync(Int32(passed), "add"))
+    group, passed = find_group(sums, wanted)
     _send_bins(tally, group, part, parts)
     barrier.wait_for_peers(tally.received + 1, parity)
     lower, own, count = Uint32(0), Uint32(0), Uint32(0)

@@ -109,7 +109,8 @@ def convert_halves(warp: Warp, instruction: Any, doing: Tensor) -> None:
 
 def _atomic(warp: Warp, instruction: Any, doing: Tensor) -> None:
     """red and atom: lanes one after the other, in an order that nobody may rely on."""
-    assert instruction.op[1:] == ("shared", "add", "u32"), instruction.text
+    assert instruction.op[1:] in (("shared", "add", "u32"), ("shared", "or", "b32"))
+    sets = instruction.op[2] == "or"
     returns = instruction.op[0] == "atom"
     address, value = instruction.operands[returns:]
     addresses, values = warp.addresses(address), warp.read(value, "u32").tolist()
@@ -120,7 +121,8 @@ def _atomic(warp: Warp, instruction: Any, doing: Tensor) -> None:
         start = warp.cta.offset(addresses[lane], 4)
         (held,) = struct.unpack_from("<I", warp.cta.shared, start)
         before[lane] = held
-        struct.pack_into("<I", warp.cta.shared, start, held + values[lane] & 0xFFFF_FFFF)
+        result = held | values[lane] if sets else held + values[lane] & 0xFFFF_FFFF
+        struct.pack_into("<I", warp.cta.shared, start, result)
     if returns:
         warp.write(instruction.operands[0], before, doing)
 

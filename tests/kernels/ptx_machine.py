@@ -252,7 +252,7 @@ class _Warp:
             value = int(operand[2:], 16) if operand[:2] in ("0f", "0F") else int(operand, 0)
             held = torch.full((LANES,), value)
         if kind == "pred":
-            return ~held if negated else held
+            return ~held.bool() if negated else held.bool()
         if size == 64:
             return held
         signed = held << (64 - size) >> (64 - size)

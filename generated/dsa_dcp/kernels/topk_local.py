@@ -22,8 +22,8 @@ Parts    hand each other sums, bins and candidates by stores that complete on th
          barriers; the last ones come from all parts behind whatever they have received, so a CTA
          that has them may end.
 Places   follow from counts of lower parts, warps and lanes; the list does not depend on timing.
-Wait     behind it the scores; ahead of it lengths, which are there before the layer.
-         The release stands behind the candidates.
+Wait     ahead of it lengths, which are there before the layer; behind it
+         the scores. The release stands behind the candidates.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint16, Uint32, Uint64, cute
+from cutlass import Float32, Int32, Int64, Uint32, Uint64, cute
 from cutlass.memory import SmemAllocator
 
 from kpipe.runtime.device import (
     barrier,
     cluster,
     digits,
+    histogram,
     inbox,
     mailbox,
     memory,
@@ -66,7 +67,7 @@ REGISTERS = 65536  # of an SM
 FEW_REGISTERS = 48
 """Of a thread: 256 threads of so few fit beside a CTA of index_scores, which leaves 12288."""
 
-MOST_KEPT = 65536
+MOST_KEPT = 81920
 """Keys whose digits fit into the shared memory of one CTA."""
 
 CANDIDATES = 512
@@ -96,14 +97,14 @@ class Shared(NamedTuple):
 
     digits: cute.Tensor  # two of 16 bits a word, every warp's in a region of its own
     tally: Tally
-    queue: cute.Tensor  # ranks of this CTA's candidates
+    queue: cute.Tensor  # positions of this CTA's candidates
     queued: cute.Tensor  # how many
+    chosen: cute.Tensor  # a bit for each of this CTA's keys that is not chosen by its bin alone
     taken: cute.Tensor  # chosen keys by warp
     lower: cute.Tensor  # chosen candidates of lower parts
     told: cute.Tensor  # from every part, its chosen keys that are no candidates
     candidates: cute.Tensor  # ranks of all parts' candidates
     arrived: cute.Pointer  # the barrier of `told` and `candidates`
-    last: cute.Tensor  # rank of the TOP_K-th key
 
 
 def operands() -> tuple[TensorSpec, ...]:
@@ -217,20 +218,21 @@ class TopkLocal:
         return Shared(
             digits=words(self.kept // 2),
             tally=tally.allocate(allocator, BINS, self.parts),
-            queue=words(CANDIDATES, Uint64),
+            queue=words(CANDIDATES, Int32),
             queued=words(1),
+            chosen=words(self.kept // memory.WORD_BITS),
             taken=words(self.warps),
             lower=words(1),
             told=words(self.parts),
             candidates=words(CANDIDATES, Uint64),
             arrived=barrier.allocate(allocator, 1),
-            last=words(1, Uint64),
         )
 
     @cute.jit
     def _make_ready(self, shared: Shared):
         """Clears what is counted in, and opens the inboxes to the whole cluster."""
         tally.clear(shared.tally, self.threads)
+        histogram.clear(shared.chosen, self.threads)
         if cute.arch.thread_idx()[0] == 0:
             shared.queued[0] = Uint32(0)
             shared.lower[0] = Uint32(0)
@@ -282,9 +284,9 @@ class TopkLocal:
             above = above + found[1]
             count = found[2]
             turn = turn + 1
-        self._sort_out(share, bin_found, prefix, shift, shared)
+        self._sort_out(share, bin_found, prefix, shift, turn > 1, shared)
         cute.arch.sync_threads()
-        self._send(part, count, shared)
+        self._send(part, count, share.keys, shared)
         if self.release:
             pdl.release()
         barrier.wait_for_peers(shared.arrived, 0)
@@ -321,73 +323,88 @@ class TopkLocal:
         for base in range(share.first, share.end, RUN):
             _, tied = digits.sorted_out(share, shared.digits, base, bin_found)
             while tied != Uint32(0):
-                rank = self._lowest(share, base, tied)[1]
+                position = self._lowest(base, tied)
+                rank = self._rank_of(share.keys[position], position)
                 inside = (rank >> (shift + BIN_BITS)) == prefix
                 digit = Int32(Uint32(rank >> shift) & Uint32(BINS - 1))
                 memory.add_shared(shared.tally.counts, digit, Uint32(1), inside)
                 tied = tied & (tied - Uint32(1))
 
-    def _lowest(self, share: Share, base, keys: Uint32) -> tuple:
-        """Position and rank of the lowest of this lane's `keys` of a run, a bit each."""
+    def _lowest(self, base, keys: Uint32) -> Int32:
+        """Position of the lowest of this lane's `keys` of a run, a bit each."""
         place = Int32(cute.arch.popc(~keys & (keys - Uint32(1))))
-        position = base + cute.arch.lane_idx() * VECTOR + place
-        return position, self._rank_of(share.keys[position], position)
+        return base + cute.arch.lane_idx() * VECTOR + place
 
     @cute.jit
-    def _sort_out(self, share: Share, bin_found, prefix: Uint64, shift, shared: Shared):
-        """Queues this warp's candidates, ranks that begin with `prefix`, and counts those ahead."""
-        sure = Int32(0)
+    def _sort_out(self, share: Share, bin_found, prefix: Uint64, shift, narrowed, shared: Shared):
+        """Queues this warp's candidates and counts its keys ahead of them.
+
+        Candidates are the keys of the bin; where it was `narrowed`, those whose rank begins with
+        `prefix`.
+        """
+        sure, region = Int32(0), share.region - share.first
         for base in range(share.first, share.end, RUN):
             better, tied = digits.sorted_out(share, shared.digits, base, bin_found)
             sure = sure + Int32(cute.arch.popc(better))
             while tied != Uint32(0):
-                rank = self._lowest(share, base, tied)[1]
-                if rank >> shift == prefix:
+                position = self._lowest(base, tied)
+                queues = True
+                if narrowed:
+                    upper = self._rank_of(share.keys[position], position) >> shift
+                    queues = upper == prefix
+                    memory.set_shared(shared.chosen, position + region, upper < prefix)
+                    if upper < prefix:
+                        sure = sure + 1
+                if queues:
                     slot = memory.take_shared(shared.queued, 0)
-                    shared.queue[Int32(slot)] = rank
-                if rank >> shift < prefix:
-                    sure = sure + 1
+                    shared.queue[Int32(slot)] = position
                 tied = tied & (tied - Uint32(1))
         sure = cute.arch.warp_redux_sync(sure, "add")
         if cute.arch.lane_idx() == 0:
             shared.taken[cute.arch.warp_idx()] = Uint32(sure)
 
     @cute.jit
-    def _send(self, part, count, shared: Shared):
-        """Every part gets this CTA's candidates, and how many of its keys are chosen anyway."""
-        thread, lane = cute.arch.thread_idx()[0], cute.arch.lane_idx()
-        if cute.arch.warp_idx() == 0:
-            if lane == 0:
-                barrier.expect(shared.arrived, Int32(count) * RANK_BYTES + self.parts * 4)
+    def _send(self, part, count, keys: cute.Tensor, shared: Shared):
+        """Every part gets this CTA's candidates, and how many of its keys are chosen anyway.
+
+        A warp sends all of them to one part at a time: neighbouring words cost little more than
+        one.
+        """
+        warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
+        if cute.arch.thread_idx()[0] == 0:
+            barrier.expect(shared.arrived, Int32(count) * RANK_BYTES + self.parts * 4)
+        before, own = Int32(shared.tally.found[3]), Int32(shared.tally.found[4])
+        candidates = cute.recast_tensor(shared.candidates, Uint32)
+        if warp < self.parts:
             mine = Int32(0)
             if lane < self.warps:
                 mine = Int32(shared.taken[lane])
             chosen = Uint32(cute.arch.warp_redux_sync(mine, "add"))
-            if lane < self.parts:
-                inbox.send_words([chosen], shared.told, part, shared.arrived, lane)
-        before, own = Int32(shared.tally.found[3]), Int32(shared.tally.found[4])
-        candidates = cute.recast_tensor(shared.candidates, Uint32)
-        for message in range(thread, own * self.parts, self.threads):
-            place, peer = message // self.parts, message % self.parts
-            rank = shared.queue[place]
-            words = Uint32(rank & Uint64(0xFFFFFFFF)), Uint32(rank >> 32)
-            inbox.send_words(words, candidates, before + place, shared.arrived, peer)
+            for peer in cutlass.range(warp, self.parts, self.warps, unroll=1):
+                if lane == 0:
+                    inbox.send_words([chosen], shared.told, part, shared.arrived, peer)
+                for place in cutlass.range(lane, own, reduce.WARP, unroll=1):
+                    position = shared.queue[place]
+                    rank = self._rank_of(keys[position], position)
+                    words = Uint32(rank & Uint64(0xFFFFFFFF)), Uint32(rank >> 32)
+                    inbox.send_words(words, candidates, before + place, shared.arrived, peer)
 
     @cute.jit
     def _rank(self, part, width, count, need, shared: Shared):
-        """Finds the last of the `need` candidates ahead and counts those that are chosen."""
+        """Marks this part's ones of the `need` candidates ahead, and counts those before."""
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
         at_once = reduce.WARP // RANKERS
-        for base in range(warp * at_once, count, self.warps * at_once):
+        first = part * self.warps * width
+        for base in cutlass.range(warp * at_once, count, self.warps * at_once, unroll=1):
             number = base + lane // RANKERS
             mine, ahead = short_list.count_ahead(shared.candidates, number, count)
             if lane % RANKERS == 0 and number < count and ahead < need:
-                owner = self._position_of(mine) // width - part * self.warps
-                within = owner >= 0 and owner < self.warps
-                memory.add_shared(shared.lower, 0, Uint32(1), owner < 0)
+                place = self._position_of(mine) - first
+                within = place >= 0 and place < self.warps * width
+                memory.add_shared(shared.lower, 0, Uint32(1), place < 0)
+                owner = Int32(Uint32(place) // Uint32(width))
                 memory.add_shared(shared.taken, owner, Uint32(1), within)
-                if ahead == need - 1:
-                    shared.last[0] = mine
+                memory.set_shared(shared.chosen, Uint32(place), within)
 
     @cute.jit
     def _emit(self, part, share: Share, bin_found, target: Target, shared: Shared):
@@ -399,13 +416,12 @@ class TopkLocal:
         if lane < part:
             mine = mine + Int32(shared.told[lane])
         start = cute.arch.warp_redux_sync(mine, "add") + Int32(shared.lower[0])
-        last, lower_lanes = shared.last[0], Uint32(cute.arch.lanemask_lt())
+        lower_lanes = Uint32(cute.arch.lanemask_lt())
         for base in range(share.first, share.end, RUN):
-            chosen, tied = digits.sorted_out(share, shared.digits, base, bin_found)
-            while tied != Uint32(0):
-                if self._lowest(share, base, tied)[1] <= last:
-                    chosen = chosen | (tied & ~(tied - Uint32(1)))
-                tied = tied & (tied - Uint32(1))
+            chosen, _ = digits.sorted_out(share, shared.digits, base, bin_found)
+            bit = share.region + base - share.first + lane * VECTOR
+            marks = shared.chosen[bit // memory.WORD_BITS] >> Uint32(bit % memory.WORD_BITS)
+            chosen = chosen | (marks & Uint32(2**VECTOR - 1))
             number, place, added = Uint32(cute.arch.popc(chosen)), start, Int32(0)
             for bit in cutlass.range_constexpr(VECTOR.bit_length()):
                 odd = (number >> bit) & Uint32(1) != Uint32(0)
@@ -413,8 +429,7 @@ class TopkLocal:
                 place = place + (Int32(cute.arch.popc(vote & lower_lanes)) << bit)
                 added = added + (Int32(cute.arch.popc(vote)) << bit)
             while chosen != Uint32(0):
-                position = base + lane * VECTOR
-                position = position + Int32(cute.arch.popc(~chosen & (chosen - Uint32(1))))
+                position = self._lowest(base, chosen)
                 self._send_pair(place, *self._candidate(position, target), target)
                 place = place + 1
                 chosen = chosen & (chosen - Uint32(1))
