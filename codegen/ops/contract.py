@@ -373,9 +373,7 @@ def step(
     phase = Phase.PROLOGUE if early else Phase.BODY
     access = Access.WRITE if write else Access.READ
     shapes = _split(shape)
-    return Operand(
-        name, Kind.STEP, access, shapes, dtype, phase, when, type, path, gates
-    )
+    return Operand(name, Kind.STEP, access, shapes, dtype, phase, when, type, path, gates)
 
 
 def cache(name: str, access: Access, *, early: bool = False, path: Path = Path.GENERIC) -> Operand:

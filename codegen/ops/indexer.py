@@ -26,13 +26,13 @@ _TIE = Option(
 )
 
 _PARTS = tactics(  # all resident
-    (7, {"parts": 16, "threads": 256}),
-    (15, {"parts": 8, "threads": 256}),
-    (32, {"parts": 4, "threads": 512}),
+    (15, {"parts": 8, "threads": 1024}),
+    (16, {"parts": 8, "threads": 512}),
+    (32, {"parts": 4, "threads": 1024}),
     (64, {"parts": 2, "threads": 1024}),
 )
 
-_PARTS_VALUES = (("parts", (8, 2, 4, 16)), ("threads", (512, 256, 384, 1024)))
+_PARTS_VALUES = (("parts", (8, 2, 4, 16)), ("threads", (1024, 512, 384, 256)))
 
 _KEY_OPERANDS = (
     reads("wk", "rows, index_dim", "bf16", type=REPLICATED),

@@ -8,7 +8,7 @@ of RUN in number.
 from __future__ import annotations
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Uint32, cute
 
 from kpipe.runtime.device import memory, ordered, reduce, scalar
 from kpipe.runtime.device.short_list import Share

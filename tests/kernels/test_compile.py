@@ -200,7 +200,8 @@ def assert_waits(
         assert operands, f"address of unknown origin: {access.text}"
         early = access.is_load and operands <= weights
         allowed = access.is_load and operands <= weights | inputs
-        assert access.waited or allowed, f"{sorted(operands)} touched before the wait: {access.text}"
+        place = f"{sorted(operands)} touched before the wait: {access.text}"
+        assert access.waited or allowed, place
         streamed = "cp.async.bulk" in access.text
         late = access.waited and early and not streamed
         assert not late, f"{sorted(operands)} read late: {access.text}"

@@ -15,9 +15,6 @@ from kpipe.codegen.render.api import environment
 from kpipe.runtime.host.compile import compile_kernel, ptx_of
 from kpipe.runtime.launch_cases import select, small
 
-SEEN = (0, 1, 15, 16, 17, 100, 640, 1152)
-"""Lengths of requests: around top_k 16, and all of a context of 1152."""
-
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
@@ -77,3 +74,39 @@ def given_of(module: ModuleType, lengths: list[int], q: int = 1) -> dict[str, Te
     seen = [max(length - q + 1 + i, 0) for length in lengths for i in range(q)]
     scores = select.random_scores(seen, module.CONTEXT)
     return {**given, "scores": scores, "lengths": torch.tensor(lengths, dtype=torch.int32)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "lengths", "q"),
+    [
+        ({"parts": 1, "threads": 128}, (17, 1151, 1152), 1),
+        ({"parts": 2, "threads": 128}, (100, 640, 1152, 1152), 1),
+        ({"parts": 4, "threads": 128, "tie": "high_id"}, (1152,), 4),
+        ({"parts": 8, "threads": 128}, (0, 16, 1152), 1),
+    ],
+)
+def test_a_launch_is_right(module, flags, lengths, q):
+    assert wrong_of(module, given_of(module, list(lengths), q), q, **flags) == []
+
+
+def test_a_score_beyond_the_bins_is_found_by_its_rank(module):
+    """Nothing but scores that FP16 takes for one: histograms of ranks narrow them down."""
+    given = given_of(module, [1152])
+    scores = 70000 + torch.randperm(1152).float()
+    assert wrong_of(module, {**given, "scores": scores[None]}, parts=2, threads=128) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("ahead < need", "ahead <= need", "row 0 of 1152 keys"),
+        ("        barrier.wait_for_peers(shared.arrived, 0)\n", "", "peers have stored"),
+    ],
+)
+def test_a_wrong_kernel_is_found(tmp_path, old, new, text):
+    broken = module_of(tmp_path, old, new)
+    try:
+        wrong = wrong_of(broken, given_of(broken, [1152]), parts=2, threads=128)
+    except AssertionError as error:
+        wrong = [str(error)]
+    assert wrong and text in wrong[0]

@@ -133,7 +133,7 @@ class TopkLocal:
     pdl: bool = True
     tie: str = "low_id"
     parts: int = 8
-    threads: int = 512
+    threads: int = 1024
     rank: int = 0
     ranks: int = RANKS
     interleave: int = 1

@@ -134,7 +134,7 @@ class TopkSelect:
     pdl: bool = True
     tie: str = "low_id"
     parts: int = 8
-    threads: int = 512
+    threads: int = 1024
 
     def __post_init__(self) -> None:
         if self.tie not in TIES:
