@@ -29,8 +29,8 @@ def strongest(launch: Candidate, *, spin_overlap: bool) -> Pdl:
     An op that never waits gets no attribute: behind it no later wait would cover what came
     before.  Nor does one that reads early what a kernel writes: its predecessor would have to hold
     its release, and a hold rests on a reading that no document promises.  The engine's inputs of a
-    step are there before the layer, which the proof confirms.  A poller overlaps its neighbours only
-    where `environment.spin_overlap` allows it.
+    step are there before the layer, which the proof confirms.  A poller overlaps its neighbours
+    only where `environment.spin_overlap` allows it.
     """
     polled = polled_operands(launch.contract, launch.flags)
     spins = f"polls {_names(polled)}" if polled and not spin_overlap else ""
