@@ -45,6 +45,12 @@ def test_early_readers_are_plain(name: str, flags: dict[str, bool], reads: str) 
     assert found.release_reason == "release is the library's"
 
 
+@pytest.mark.parametrize("name", ["topk_select", "topk_local"])
+def test_inputs_of_the_step_are_read_early_with_the_attribute(name: str) -> None:
+    assert "lengths" in CONTRACTS[name].early_reads
+    assert at(name).attribute
+
+
 def test_ops_that_never_wait_are_plain() -> None:
     assert at("value_bmm").attribute_reason == "plain: it never waits"
 
@@ -118,7 +124,8 @@ def test_shipped_plans_overlap_all_that_waits_and_nothing_else(name: str, tmp_pa
         }
         for launch in step.launches:
             flags = dict(launch.flags)
-            early = [o for o in launch.contract.early_reads if launch.binding(o)]
+            bound = [(o, launch.binding(o)) for o in launch.contract.early_reads]
+            early = [o for o, found in bound if found and found.kind is not Kind.STEP]
             polls = polled_operands(launch.contract, flags)
             from_outside = any(
                 b.path is words.Path.ASYNC and b.kind is Kind.STEP for b in launch.bindings
