@@ -25,9 +25,14 @@ _TIE = Option(
     "tie", ("low_id", "high_id"), doc="which of several equal scores at the k-th place is kept"
 )
 
-_PARTS = tactics((15, {"parts": 8}), (32, {"parts": 4}), (64, {"parts": 2}))  # all resident
+_PARTS = tactics(  # all resident
+    (15, {"parts": 8, "threads": 1024}),
+    (16, {"parts": 8, "threads": 512}),
+    (32, {"parts": 4, "threads": 1024}),
+    (64, {"parts": 2, "threads": 1024}),
+)
 
-_PARTS_VALUES = (("parts", (2, 4, 8)),)
+_PARTS_VALUES = (("parts", (8, 2, 4, 16)), ("threads", (1024, 512, 384, 256)))
 
 _KEY_OPERANDS = (
     reads("wk", "rows, index_dim", "bf16", type=REPLICATED),
@@ -114,8 +119,8 @@ TOPK_SELECT = Contract(
     doc="Exact top-k of the visible scores, mapped to physical cache rows, -1 behind the last.",
     operands=(
         reads("scores", "rows, context", "fp32", type=BY_POSITION),
-        step("lengths", "requests", "i32", type=LENGTHS),
-        step("block_table", "requests, pages", "i32", type=BY_POSITION),
+        step("lengths", "requests", "i32", early=True, type=LENGTHS),
+        step("block_table", "requests, pages", "i32", early=True, type=BY_POSITION),
         cache("latent_kv", Access.LAYOUT),
         writes("selected", "rows, top_k", "i32", type=ROW_LIST),
         writes("valid", "rows", "i32", type=COUNTS),
@@ -126,7 +131,7 @@ TOPK_SELECT = Contract(
     kernel="topk_select",
     release=Release.AFTER_LOADS,
     limits=Limits(dcp=False, divides=(("context", 128),)),
-    tile=("parts",),
+    tile=("parts", "threads"),
     tactics=_PARTS,
     tile_values=_PARTS_VALUES,
 )
@@ -139,7 +144,7 @@ TOPK_LOCAL = Contract(
     "(score bits, global id); the tail holds (-inf, no id).",
     operands=(
         reads("scores", "rows, context", "fp32", type=BY_POSITION),
-        step("lengths", "requests", "i32", type=LENGTHS),
+        step("lengths", "requests", "i32", early=True, type=LENGTHS),
         mailbox("candidates", Access.PUBLISH, _CANDIDATES, "i32", type=GLOBAL_IDS),
     ),
     options=(_TIE,),
@@ -147,7 +152,7 @@ TOPK_LOCAL = Contract(
     reference="select:topk_local",
     kernel="topk_local",
     limits=Limits(tp=False, divides=(("context", 128),)),
-    tile=("parts",),
+    tile=("parts", "threads"),
     tactics=_PARTS,
     tile_values=_PARTS_VALUES,
 )

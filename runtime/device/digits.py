@@ -8,9 +8,9 @@ of RUN in number.
 from __future__ import annotations
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Uint32, cute
 
-from kpipe.runtime.device import memory, ordered, reduce, scalar, short_list
+from kpipe.runtime.device import memory, ordered, reduce, scalar
 from kpipe.runtime.device.short_list import Share
 
 VECTOR = memory.VECTOR_BYTES // 4
@@ -65,28 +65,21 @@ def count(share: Share, digits: cute.Tensor, counts: cute.Tensor):
 
 
 @cute.jit
-def shortlist(
-    bin_found, share: Share, digits: cute.Tensor, lists: cute.Tensor, queue: cute.Tensor,
-    queued: cute.Tensor,
-):  # fmt: skip
-    """Lists the keys of a share in bins up to `bin_found`; those in that bin tie.
+def sorted_out(share: Share, digits: cute.Tensor, base, bin_found):
+    """This lane's keys of the run at `base`: a bit for each in a bin before `bin_found`, and for
+    each in that bin.
 
-    `lists` is the memory of `digits` as uint16; the rest as in `short_list.append`.
-    Returns the length of the list, and how many of this lane's keys tie.
+    digits: as `count` has left them. The first key of the lane is the lowest bit.
     """
-    lane, listed, tied = cute.arch.lane_idx(), Int32(0), Int32(0)
     ahead = bin_found << (2 * HALF - BIN_BITS)
     limit = (bin_found + Uint32(1)) << (2 * HALF - BIN_BITS)
-    for base in range(share.first, share.end, RUN):
-        distance = base - share.first + lane * VECTOR
-        members, ties = [], []
-        for pair in cutlass.range_constexpr(VECTOR // 2):
-            halves = digits[(share.region + distance) // 2 + pair]
-            for upper in (halves << HALF, halves):  # what stands below does not matter
-                members.append(upper < limit)
-                ties.append(upper >= ahead)
-        cute.arch.sync_warp()  # the list overwrites digits that have been read
-        listed, tied = short_list.append(
-            members, ties, distance, share, (listed, tied), lists, queue, queued
-        )
-    return listed, tied
+    place = (share.region + base - share.first) // VECTOR + cute.arch.lane_idx()
+    words = memory.vector_at(digits, place, VECTOR // 2).load()
+    better, tied = Uint32(0), Uint32(0)
+    for pair in cutlass.range_constexpr(VECTOR // 2):
+        halves = words[pair]
+        for number, upper in enumerate((halves << HALF, halves)):  # what stands below is no matter
+            bit = Uint32(1 << 2 * pair + number)
+            better = better | scalar.choose(upper < ahead, bit, Uint32(0))
+            tied = tied | scalar.choose(upper < limit, bit, Uint32(0))
+    return better, tied ^ better

@@ -13,10 +13,13 @@ A CTA that has received everything may end: nobody stores into it any more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import cutlass
-from cutlass import cute
+from cutlass import Int32, cute
 
 from . import barrier as barriers
+from . import memory
 
 
 def open_inbox(barrier: cute.Pointer, size) -> None:
@@ -35,6 +38,14 @@ def send(values: cute.TensorSSA, target: cute.Tensor, barrier: cute.Pointer, cta
     words = values.bitcast(cutlass.Int32)
     value = tuple(words[place] for place in range(cute.size(words.shape)))
     cute.arch.store_async_dsmem(target.iterator, value, barrier, cta)
+
+
+def send_words(words: Sequence, target: cute.Tensor, index, barrier: cute.Pointer, cta) -> None:
+    """`send` of 1, 2 or 4 uint32 as the `index`-th run of so many in the uint32 `target`."""
+    values = tuple(Int32(word) for word in words)
+    place = memory.vector_at(target, index, len(values)).iterator
+    value = values if len(values) > 1 else values[0]
+    cute.arch.store_async_dsmem(place, value, barrier, cta)
 
 
 def receive(barrier: cute.Pointer) -> None:

@@ -14,6 +14,8 @@ VECTOR_BYTES = 16
 BF16_VECTOR = 8
 """BF16 of the widest access."""
 
+WORD_BITS = 32
+
 
 def vector_width(element_bytes: int, *extents: int) -> int:
     """Elements of the widest access that every extent (pitch, column offset, length) allows.
@@ -71,6 +73,18 @@ def take_shared(counters: cute.Tensor, index) -> Uint32:
         "atom.shared.add.u32 {$w0}, [{$r0}], 1;",
         write_only_types=[Uint32],
         read_only_args=[(counters.iterator + index).toint()],
+    )
+
+
+def set_shared(words: cute.Tensor, bit, condition: Boolean) -> None:
+    """Sets a bit of uint32 words in shared memory, at once, where `condition` holds."""
+    inline_ptx(
+        "red.shared.or.b32 [{$r0}], {$r1};",
+        read_only_args=[
+            (words.iterator + bit // WORD_BITS).toint(),
+            Uint32(1) << Uint32(bit % WORD_BITS),
+        ],
+        predicate=condition,
     )
 
 

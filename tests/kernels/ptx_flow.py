@@ -75,7 +75,8 @@ def _register_sources(lines: list[str]) -> dict[str, frozenset[int]]:
         ):
             continue
         parameter = _PARAMETER.search(line)
-        own = frozenset({int(parameter[1])}) if parameter else frozenset()
+        held = parameter and not parameter[2]  # sizes and strides stand behind the address
+        own = frozenset({int(parameter[1])}) if held else frozenset()
         inherited = (sources.get(name, frozenset()) for name in names[1:])
         sources[names[0]] = own.union(*inherited)
     return sources

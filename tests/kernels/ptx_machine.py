@@ -12,6 +12,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 import torch
 from ptx_async import MORE
@@ -123,7 +124,7 @@ def run(launches: Iterable[Launch], most_turns: int = 20_000) -> None:
 class _Cta:
     """Warps that share memory and barriers."""
 
-    def __init__(self, launch: Launch, place: tuple[int, int, int]) -> None:
+    def __init__(self, launch: Launch, place: tuple[int, int, int], number: int) -> None:
         self.launch, self.place = launch, place
         self.peers: dict[int, _Cta] = {}  # by rank and one, as addresses have it
         self.barriers: dict = {}
@@ -134,7 +135,9 @@ class _Cta:
 
     def turn(self) -> bool:
         """Every warp goes on for a while; True once all have ended."""
+        self.mail.deliver(self)
         for warp in self.warps:
+            warp.patient = False
             warp.go_on()
         living = [warp for warp in self.warps if not warp.ended]
         waiting: dict[tuple[int, int], list[_Warp]] = {}
@@ -168,6 +171,7 @@ class _Warp:
         self.registers: dict[str, Tensor] = {
             "%laneid": lanes,
             "%tid.x": lanes + number * LANES,
+            "%lanemask_lt": (1 << lanes) - 1,
             "__dynamic_shmem__0": torch.full((LANES,), SHARED_BASE),
         }
         for axis, name in enumerate("xyz"):
@@ -251,7 +255,7 @@ class _Warp:
             value = int(operand[2:], 16) if operand[:2] in ("0f", "0F") else int(operand, 0)
             held = torch.full((LANES,), value)
         if kind == "pred":
-            return ~held if negated else held
+            return ~held.bool() if negated else held.bool()
         if size == 64:
             return held
         signed = held << (64 - size) >> (64 - size)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from ptx_cluster import LANES, convert_halves, store_async
+from ptx_cluster import OPS as CLUSTER_OPS
 from torch import Tensor
 
-LANES = 32
 ALL_LANES = torch.ones(LANES, dtype=torch.bool)
 SHARED_BASE, SHARED_BYTES = 1024, 228 * 1024
 Warp = Any  # of ptx_machine.py
@@ -48,9 +49,7 @@ def _places(
     addresses = warp.addresses(operand)
     for lane in doing.nonzero().flatten().tolist():
         if "shared" in instruction.op:
-            start = addresses[lane] - SHARED_BASE
-            assert start % size == 0 and 0 <= start <= SHARED_BYTES - size, instruction.text
-            yield lane, warp.cta.shared, start
+            yield lane, warp.cta.shared, warp.cta.offset(addresses[lane], size)
         else:
             warp.launch.check(addresses[lane], size, instruction.text)
             yield lane, (ctypes.c_char * size).from_address(addresses[lane]), 0
@@ -74,6 +73,9 @@ def _load(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
 
 
 def _store(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
+    if "async" in instruction.op:
+        store_async(warp, instruction, doing)
+        return
     bits, names = _bits(instruction.op[-1]), _names(instruction.operands[1])
     kind = f"b{bits}" if bits < 64 else "s64"
     form = f"<{len(names)}{_LETTERS[bits]}"
@@ -130,6 +132,9 @@ def _shift(left: bool) -> Callable[..., None]:
 
 def _convert(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
     to, source = instruction.op[-2:]
+    if to == "f16x2":
+        convert_halves(warp, instruction, doing)
+        return
     target, *given = instruction.operands
     if to.startswith("bf16"):  # one value, or two of which the first goes above
         result = torch.zeros(LANES, dtype=torch.int64)
@@ -177,9 +182,11 @@ def _select(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
 def _shuffle(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
     assert doing.all(), f"a shuffle that not all lanes come to: {instruction.text}"
     target, value, lane = instruction.operands[:3]
-    sources = warp.read(lane, "u32")
+    sources, lanes = warp.read(lane, "u32"), torch.arange(LANES)
     if "bfly" in instruction.op:
-        sources = torch.arange(LANES) ^ sources
+        sources = lanes ^ sources
+    if "up" in instruction.op:
+        sources = torch.where(lanes >= sources, lanes - sources, lanes)
     warp.write(target, warp.read(value, "b32")[sources], doing)
 
 
@@ -215,6 +222,7 @@ def _divide(first: Tensor, second: Tensor) -> Tensor:
 
 
 OPS: dict[str, Callable[..., None]] = {
+    **CLUSTER_OPS,
     "ld": _load,
     "st": _store,
     "mov": _move,
@@ -231,6 +239,7 @@ OPS: dict[str, Callable[..., None]] = {
     "sub": _plain(torch.sub),
     "and": _plain(torch.bitwise_and),
     "or": _plain(torch.bitwise_or),
+    "xor": _plain(torch.bitwise_xor),
     "not": _plain(torch.bitwise_not),
     "neg": _plain(torch.neg),
     "abs": _plain(torch.abs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from types import ModuleType
 
 import pytest
@@ -11,6 +12,7 @@ from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.runtime.host.compile import compile_kernel, ptx_of
 
 SHARED_LIMIT = 227 * 1024
+THREADS = {1: 128, 2: 1024, 4: 384, 8: 512, 16: 256}
 
 
 @pytest.fixture(scope="module", params=["kimi", "small"])
@@ -28,28 +30,29 @@ def parts_of(module: ModuleType) -> list[int]:
 def test_operands_follow_the_contract(module):
     contract = CONTRACTS["topk_select"]
     assert [spec.name for spec in module.operands()] == [o.name for o in contract.operands]
-    assert contract.kernel == "topk_select" and contract.tile == ("parts",)
+    assert contract.kernel == "topk_select" and contract.tile == ("parts", "threads")
 
 
 def test_flags_are_checked(module):
     with pytest.raises(ValueError, match="tie is 'first'; choose from low_id, high_id"):
         module.TopkSelect(tie="first")
-    with pytest.raises(ValueError, match="parts is 3; choose 1, 2, 4 or 8"):
+    with pytest.raises(ValueError, match="parts is 3; choose 1, 2, 4, 8 or 16"):
         module.TopkSelect(parts=3)
+    with pytest.raises(ValueError, match="threads is 100; choose from 128, 256, 384, 512, 1024"):
+        module.TopkSelect(threads=100)
 
 
 def test_a_part_keeps_what_fits(module):
     allowed = parts_of(module)
-    assert allowed == ([2, 4, 8] if module.CONTEXT == 131072 else [1, 2, 4, 8])
+    assert allowed == ([2, 4, 8, 16] if module.CONTEXT == 131072 else [1, 2, 4, 8, 16])
     if 1 not in allowed:
-        reason = "parts is 1; a CTA keeps 65536 of 131072 keys at most: choose at least 2"
+        reason = "parts is 1; a CTA keeps 81920 of 131072 keys at most: choose at least 2"
         with pytest.raises(ValueError, match=reason):
             module.TopkSelect(parts=1)
-    for parts in allowed:
-        kept = module.TopkSelect(parts=parts).kept
-        assert kept >= max(module.CONTEXT / parts, min(module.ALONE, module.CONTEXT))
-        # Entries of a list are 15 bits: a distance within a warp's share, or a place in the queue.
-        assert kept // module.WARPS <= module.TIED and module.CANDIDATES <= module.TIED
+    for parts, threads in product(allowed, module.THREADS):
+        kernel = module.TopkSelect(parts=parts, threads=threads)
+        assert kernel.kept * parts >= module.CONTEXT
+        assert kernel.kept % (kernel.warps * module.RUN) == 0
 
 
 @pytest.mark.parametrize("tie", ["low_id", "high_id"])
@@ -58,7 +61,7 @@ def test_every_tactic_compiles(module, tie):
     if module.CONTEXT != 131072:  # not shipped: each number of parts with one of the two rules
         parts_here = parts_here[tie == "high_id" :: 2]
     for parts in parts_here:
-        kernel = module.TopkSelect(parts=parts, tie=tie)
+        kernel = module.TopkSelect(parts=parts, threads=THREADS[parts], tie=tie)
         ptx = ptx_of(compile_kernel(kernel, module.operands(), "sm_90a", keep_ptx=True))
         assert ".local" not in ptx
         assert ("barrier.cluster.arrive" in ptx) == (parts > 1)

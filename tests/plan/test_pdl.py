@@ -45,6 +45,12 @@ def test_early_readers_are_plain(name: str, flags: dict[str, bool], reads: str) 
     assert found.release_reason == "release is the library's"
 
 
+@pytest.mark.parametrize("name", ["topk_select", "topk_local"])
+def test_inputs_of_the_step_are_read_early_with_the_attribute(name: str) -> None:
+    assert "lengths" in CONTRACTS[name].early_reads
+    assert at(name).attribute
+
+
 def test_ops_that_never_wait_are_plain() -> None:
     assert at("value_bmm").attribute_reason == "plain: it never waits"
 

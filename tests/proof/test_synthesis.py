@@ -81,6 +81,9 @@ def test_every_join_is_needed(name: str, proved: dict[str, ProvedPlan]) -> None:
     assert seen
 
 
+LIBRARY = {"prims_ts", "trtllm_gen"}
+
+
 @pytest.mark.parametrize("name", ["dsa_tp", "dsa_dcp"])
 def test_an_early_reader_with_the_attribute_is_caught(
     name: str, proved: dict[str, ProvedPlan]
@@ -95,7 +98,27 @@ def test_an_early_reader_with_the_attribute_is_caught(
                 pdl = replace(launch.pdl, attribute=True)
                 found = races(pipeline, swapped(step, replace(launch, pdl=pdl)))
                 assert any(second == launch.name for _, second, _ in found)
-    assert seen == {"prims_ts", "trtllm_gen"}
+    assert seen == LIBRARY
+
+
+@pytest.mark.parametrize("name", ["dsa_tp", "dsa_dcp"])
+def test_an_early_read_of_what_a_kernel_writes_is_caught(
+    name: str, proved: dict[str, ProvedPlan]
+) -> None:
+    """The top-k reads `lengths` ahead of its wait with the attribute; `scores` it must not."""
+    seen = 0
+    for pipeline, step in steps(proved[name]):
+        for launch in step.launches:
+            if launch.op in ("topk_select", "topk_local") and launch.pdl.attribute:
+                assert "lengths" in launch.contract.early_reads
+                bindings = tuple(
+                    replace(b, phase=Phase.PROLOGUE) if b.operand == "scores" else b
+                    for b in launch.bindings
+                )
+                found = races(pipeline, swapped(step, replace(launch, bindings=bindings)))
+                assert any(second == launch.name for _, second, _ in found)
+                seen += 1
+    assert seen
 
 
 def swapped(step: StepPlan, launch: Launch) -> StepPlan:

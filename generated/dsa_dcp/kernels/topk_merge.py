@@ -169,7 +169,7 @@ class TopkMerge:
         return Shared(
             counts=memory.allocate(allocator, Uint32, BINS),
             groups=memory.allocate(allocator, Uint32, BINS // histogram.GROUP),
-            found=memory.allocate(allocator, Uint32, 5),
+            found=memory.allocate(allocator, Uint32, 3),
             present=memory.allocate(allocator, Uint32, 1),
             taken=memory.allocate(allocator, Uint32, WARPS),
         )
@@ -217,10 +217,10 @@ class TopkMerge:
     def _find(self, wanted: Uint32, shared: Shared):
         """shared.found for the histogram that all have counted."""
         cute.arch.sync_threads()
-        histogram.share(shared.counts, shared.counts, shared.groups, 0, 1, THREADS)
+        histogram.sum_groups(shared.counts, shared.groups, THREADS)
         cute.arch.sync_threads()
         if cute.arch.warp_idx() == 0:
-            histogram.find(shared.counts, shared.counts, shared.groups, 0, 1, wanted, shared.found)
+            histogram.find(shared.counts, shared.groups, wanted, shared.found)
         cute.arch.sync_threads()
 
     @cute.jit
