@@ -12,7 +12,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from random import Random
 
 import torch
 from ptx_async import MORE

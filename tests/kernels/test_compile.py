@@ -15,7 +15,6 @@ from types import ModuleType
 import pytest
 from ptx_flow import RELEASE, WAIT, global_accesses, parameter_registers
 
-from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.codegen.render.api import environment
 from kpipe.runtime.formats import cache_format as cache_layout
 from kpipe.runtime.host.compile import (
