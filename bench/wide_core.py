@@ -17,6 +17,7 @@ import argparse
 import importlib.util
 import itertools
 import json
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -41,7 +42,15 @@ MIN_SETS, MAX_SETS = 16, 160
 
 
 def load(path: Path) -> ModuleType:
-    """The module in a file that belongs to no package."""
+    """The module in a file that belongs to no package.
+
+    Modules in a folder `device` beside it stand in for those of runtime/device.
+    """
+    import kpipe.runtime.device as device
+
+    instead = str(path.parent / "device")
+    if instead not in device.__path__:
+        device.__path__.insert(0, instead)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
@@ -78,10 +87,15 @@ def splits_for(module: ModuleType, rows: int) -> int:
     return next((splits for most, splits in SPLITS if clusters <= most), 1)
 
 
-def splits_of(module: ModuleType, rows: int, swept: bool) -> list[int]:
-    """What is timed: what `splits_for` says, and where all are asked for what else fits."""
-    fits = [s for s in SWEPT if rows * module.TILES * s <= SMS] if swept else []
-    return sorted({splits_for(module, rows), *fits})
+def splits_of(module: ModuleType, rows: int, wanted: tuple[int, ...]) -> list[int]:
+    """What is timed: of the wanted splits those that fit, else what `splits_for` says."""
+    fits = [s for s in wanted if rows * module.TILES * s <= SMS]
+    return sorted(fits) or [splits_for(module, rows)]
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """An option's list of numbers."""
+    return tuple(int(part) for part in text.split(","))
 
 
 def compile_to_file(file: str, splits: int, target: str) -> None:
@@ -160,7 +174,7 @@ class Forms:
         for splits in all_splits:
             kernel = self.compiled(module, splits=splits)
             us = graph_us([partial(kernel, *given.values()) for given in sets])
-            peer = PEERS.get(module.HEADS, PEERS[128])[rows]
+            peer = PEERS.get(module.HEADS, PEERS[128]).get(rows)
             self.records.append(
                 {"form": name, "rows": rows, "splits": splits, "us": us, "peer_us": peer}
             )
@@ -171,9 +185,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--render", type=Path, metavar="FOLDER", help="write the kernels and end")
     parser.add_argument("--kernels", type=Path, metavar="FOLDER", help="where they are")
-    parser.add_argument("--only", default="", metavar="TEXT", help="forms whose name contains it")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="forms whose name matches")
+    parser.add_argument("--rows", type=numbers, default=ROWS, metavar="N,..", help="of a launch")
+    parser.add_argument("--splits", type=numbers, metavar="N,..", help="time these where they fit")
     parser.add_argument("--sweep", action="store_true", help="time all numbers of splits")
     parser.add_argument("--quick", action="store_true", help="check only")
+    parser.add_argument("--unchecked", action="store_true", help="time only")
     parser.add_argument("--diagnose", action="store_true", help="say what is wrong, and end")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the records as JSON")
     options = parser.parse_args()
@@ -188,7 +205,7 @@ def main() -> int:
 
     torch.manual_seed(torch.seed() % 2**31)
     forms = Forms(options.kernels)
-    names = [name for name in forms.modules if options.only in name]
+    names = [name for name in forms.modules if re.search(options.only, name)]
     if options.diagnose:
         from wide_diagnosis import SPLITS as DIAGNOSED
         from wide_diagnosis import diagnose
@@ -197,9 +214,10 @@ def main() -> int:
             print(name)
             diagnose(forms.modules[name], forms.compiled(forms.modules[name], splits=DIAGNOSED))
         return 0
+    wanted = SWEPT if options.sweep else options.splits or ()
     counts = {
-        (name, rows): splits_of(forms.modules[name], rows, options.sweep)
-        for name, rows in itertools.product(names, ROWS)
+        (name, rows): splits_of(forms.modules[name], rows, wanted)
+        for name, rows in itertools.product(names, options.rows)
     }
     jobs = {
         forms.modules[name].SparseDecodeWide(splits=splits): partial(
@@ -209,8 +227,8 @@ def main() -> int:
         for splits in found
     }
     with compile_ahead(jobs, ARCH, 0, partial(print, flush=True)):
-        for name, rows in counts:
-            forms.check(name, rows, splits_for(forms.modules[name], rows))
+        for (name, rows), found in counts.items() if not options.unchecked else ():
+            forms.check(name, rows, found[-1])
         if not options.quick:
             for (name, rows), found in counts.items():
                 forms.time(name, rows, found)
