@@ -19,6 +19,7 @@ import itertools
 import json
 import re
 import sys
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -81,16 +82,22 @@ def name_of(heads: int, form: str, dcp: int | None) -> str:
     return f"wide_h{heads}_{form}{'_dcp' if dcp else ''}"
 
 
-def splits_for(module: ModuleType, rows: int) -> int:
-    """The largest cluster of which those of all rows and tiles fit on the GPU at once."""
-    clusters = rows * module.TILES
+def splits_for(clusters: int) -> int:
+    """The largest size of which that many clusters fit on the GPU at once."""
     return next((splits for most, splits in SPLITS if clusters <= most), 1)
 
 
-def splits_of(module: ModuleType, rows: int, wanted: tuple[int, ...]) -> list[int]:
-    """What is timed: of the wanted splits those that fit, else what `splits_for` says."""
-    fits = [s for s in wanted if rows * module.TILES * s <= SMS]
-    return sorted(fits) or [splits_for(module, rows)]
+def flags_of(module: ModuleType, rows: int, splits: tuple, parts: tuple) -> list[Flags]:
+    """What is timed: of the wanted splits and parts those that fit on the GPU at once.
+
+    Without wanted splits, what `splits_for` says.
+    """
+    found = []
+    for count in parts:
+        clusters = rows * module.TILES * count
+        fits = [s for s in splits if clusters * s <= SMS] or [splits_for(clusters)]
+        found += [Flags(s, count) for s in fits]
+    return found
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -98,14 +105,29 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def compile_to_file(file: str, splits: int, target: str) -> None:
+@dataclass(frozen=True)
+class Flags:
+    """Of a kernel."""
+
+    splits: int
+    parts: int
+
+    def kernel(self, module: ModuleType):
+        """The kernel of a form."""
+        parts = {"parts": self.parts} if self.parts > 1 else {}
+        return module.SparseDecodeWide(splits=self.splits, **parts)
+
+    def __str__(self) -> str:
+        return f"splits {self.splits} parts {self.parts}"
+
+
+def compile_to_file(file: str, flags: Flags, target: str) -> None:
     """One kernel into an object file; runs in a process of its own."""
     from kpipe.runtime.host.compile import compile_kernel
     from kpipe.runtime.tune_compile import export
 
     module = load(Path(file))
-    kernel = module.SparseDecodeWide(splits=splits)
-    export(compile_kernel(kernel, module.operands(), ARCH), target)
+    export(compile_kernel(flags.kernel(module), module.operands(), ARCH), target)
 
 
 class Forms:
@@ -115,12 +137,12 @@ class Forms:
         self.modules = {path.stem: load(path) for path in sorted(folder.glob("wide_*.py"))}
         self.records: list[dict] = []
 
-    def compiled(self, module: ModuleType, **flags):
+    def compiled(self, module: ModuleType, flags: Flags):
         from kpipe.runtime.host.compile import compile_kernel
 
-        return compile_kernel(module.SparseDecodeWide(**flags), module.operands(), ARCH)
+        return compile_kernel(flags.kernel(module), module.operands(), ARCH)
 
-    def check(self, name: str, rows: int, splits: int) -> None:
+    def check(self, name: str, rows: int, flags: Flags) -> None:
         """Ragged lists, full ones, and once rows behind 2^32 bytes, against the oracle."""
         import torch
 
@@ -129,14 +151,14 @@ class Forms:
 
         module = self.modules[name]
         case = SparseDecodeWideCase(module)
-        kernel = self.compiled(module, splits=splits)
+        kernel = self.compiled(module, flags)
         ragged = case.inputs(rows, 1)
         full = case.timed_inputs(rows, 1)[0]
         given_by_how = {"ragged": ragged, "full": full}
         if rows == ROWS[0]:
             given_by_how["far"] = case.inputs(len(EDGES), 1, far=True)
         for how, given in given_by_how.items():
-            print(f"{name} rows {rows} splits {splits} {how}: ", end="", flush=True)
+            print(f"{name} rows {rows} {flags} {how}: ", end="", flush=True)
             for output in case.outputs:
                 given[output].fill_(torch.nan)
             done = run_eager(kernel, given, case.outputs)
@@ -149,7 +171,7 @@ class Forms:
                 {
                     "form": name,
                     "rows": rows,
-                    "splits": splits,
+                    **asdict(flags),
                     "how": how,
                     "error": verdict.error,
                     "bound": verdict.bound,
@@ -159,7 +181,7 @@ class Forms:
             share = verdict.error / verdict.bound if verdict.bound else 0.0
             print(verdict.wrong or f"ok, {share:.3f} of the bound", flush=True)
 
-    def time(self, name: str, rows: int, all_splits: list[int]) -> None:
+    def time(self, name: str, rows: int, wanted: list[Flags]) -> None:
         """Medians over graph replays."""
         import torch
 
@@ -169,16 +191,16 @@ class Forms:
         module = self.modules[name]
         case = SparseDecodeWideCase(module)
         cache = torch.cuda.get_device_properties(0).L2_cache_size
-        wanted = 4 * cache // case.touched_bytes(rows) + 1
-        sets = case.timed_inputs(rows, min(MAX_SETS, max(MIN_SETS, wanted)))
-        for splits in all_splits:
-            kernel = self.compiled(module, splits=splits)
+        enough = 4 * cache // case.touched_bytes(rows) + 1
+        sets = case.timed_inputs(rows, min(MAX_SETS, max(MIN_SETS, enough)))
+        for flags in wanted:
+            kernel = self.compiled(module, flags)
             us = graph_us([partial(kernel, *given.values()) for given in sets])
             peer = PEERS.get(module.HEADS, PEERS[128]).get(rows)
             self.records.append(
-                {"form": name, "rows": rows, "splits": splits, "us": us, "peer_us": peer}
+                {"form": name, "rows": rows, **asdict(flags), "us": us, "peer_us": peer}
             )
-            print(f"{name} rows {rows} splits {splits}: {us:.1f} us, peer {peer}", flush=True)
+            print(f"{name} rows {rows} {flags}: {us:.1f} us, peer {peer}", flush=True)
 
 
 def main() -> int:
@@ -188,6 +210,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="PATTERN", help="forms whose name matches")
     parser.add_argument("--rows", type=numbers, default=ROWS, metavar="N,..", help="of a launch")
     parser.add_argument("--splits", type=numbers, metavar="N,..", help="time these where they fit")
+    parser.add_argument("--parts", type=numbers, default=(1,), metavar="N,..", help="the same")
     parser.add_argument("--sweep", action="store_true", help="time all numbers of splits")
     parser.add_argument("--quick", action="store_true", help="check only")
     parser.add_argument("--unchecked", action="store_true", help="time only")
@@ -212,23 +235,25 @@ def main() -> int:
 
         for name in names:
             print(name)
-            diagnose(forms.modules[name], forms.compiled(forms.modules[name], splits=DIAGNOSED))
+            module = forms.modules[name]
+            diagnose(module, forms.compiled(module, Flags(DIAGNOSED, 1)))
         return 0
-    wanted = SWEPT if options.sweep else options.splits or ()
+    splits = SWEPT if options.sweep else options.splits or ()
     counts = {
-        (name, rows): splits_of(forms.modules[name], rows, wanted)
+        (name, rows): flags_of(forms.modules[name], rows, splits, options.parts)
         for name, rows in itertools.product(names, options.rows)
     }
     jobs = {
-        forms.modules[name].SparseDecodeWide(splits=splits): partial(
-            compile_to_file, str(forms.modules[name].__file__), splits
+        flags.kernel(forms.modules[name]): partial(
+            compile_to_file, str(forms.modules[name].__file__), flags
         )
         for (name, _), found in counts.items()
-        for splits in found
+        for flags in found
     }
     with compile_ahead(jobs, ARCH, 0, partial(print, flush=True)):
         for (name, rows), found in counts.items() if not options.unchecked else ():
-            forms.check(name, rows, found[-1])
+            for flags in found:
+                forms.check(name, rows, flags)
         if not options.quick:
             for (name, rows), found in counts.items():
                 forms.time(name, rows, found)

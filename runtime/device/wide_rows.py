@@ -59,6 +59,24 @@ def load_vector(pointer, *, loc=None, ip=None) -> list[Uint32]:
 
 
 @dsl_user_op
+def load_index(pointer, *, loc=None, ip=None) -> Uint32:
+    """A word of device memory, asked for where this stands and not where it is first used."""
+    return Uint32(
+        llvm.inline_asm(
+            T.i32(),
+            [Int64(pointer.toint(loc=loc, ip=ip)).ir_value(loc=loc, ip=ip)],
+            "ld.global.b32 $0, [$1];",
+            "=r,l",
+            has_side_effects=True,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+            loc=loc,
+            ip=ip,
+        )
+    )
+
+
+@dsl_user_op
 def _request_line(pointer, *, loc=None, ip=None) -> None:
     """Asks the L2 cache for what lies around an address."""
     llvm.inline_asm(
@@ -90,32 +108,14 @@ def make_feed(offsets: list) -> cute.Tensor:
 
 def fill(feed: cute.Tensor, offsets: list, row) -> None:
     """Requests all vectors of the row at a pointer."""
-    for number in range(len(offsets)):
-        _fill_one(feed, offsets, number, row)
-
-
-def _fill_one(feed: cute.Tensor, offsets: list, number: int, row) -> None:
-    for place, word in enumerate(load_vector(row + offsets[number])):
-        feed[number, place] = word
+    for number, offset in enumerate(offsets):
+        for place, word in enumerate(load_vector(row + offset)):
+            feed[number, place] = word
 
 
 def taken(feed: cute.Tensor) -> Take:
     """Takes what is in the registers."""
     return lambda number: [feed[number, place] for place in range(4)]
-
-
-def replaced(feed: cute.Tensor, offsets: list, row) -> Take:
-    """As `taken`; every vector that is taken makes room for that of the row at a pointer.
-
-    So the loads of a row are under way while the row before it is converted.
-    """
-
-    def take(number: int) -> list[Uint32]:
-        words = taken(feed)(number)
-        _fill_one(feed, offsets, number, row)
-        return words
-
-    return take
 
 
 def store_columns(blocks, block: int, row, lane, chunk: int, words: list[Uint32]) -> None:
