@@ -37,11 +37,22 @@ class WideGather:
         """Turns of a warp for a group."""
         return wide_stages.GROUP // (self.warps * WARP_ROWS)
 
+    def ask(self, indices: cute.Tensor, groups: KeyGroups, split, warp, lane) -> list[list]:
+        """Loads for `fill`: the list's first row, those of this lane's keys by group and turn.
+
+        `indices`: i32 (key), the list with all its room. Nothing here depends on how many count.
+        """
+        key = self._key(warp, lane)
+        groups_asked = range(1 + AHEAD)
+        rows = [self._listed(indices, groups, split, key, order) for order in groups_asked]
+        return [[wide_rows.load_index(indices.iterator)], *rows]
+
     @cute.jit
     def fill(
         self,
         cache: cute.Pointer,
         indices: cute.Tensor,
+        asked: list[list],
         count,
         groups: KeyGroups,
         split,
@@ -51,24 +62,22 @@ class WideGather:
     ):
         """Fills the stages with this warp's keys of all groups of CTA `split`.
 
-        `indices`: i32 (key), the cache rows of the list; `count` of them exist.
+        `count` of the list's `indices` exist; `asked` is what `ask` has returned.
         """
         row_lane = lane % wide_rows.LANES
-        key = warp * (self.turns * WARP_ROWS) + lane // wide_rows.LANES
+        key = self._key(warp, lane)
         offsets = self.rows.offsets(row_lane)
-        first = wide_rows.load_index(indices.iterator)
-        current = self._listed(indices, groups, split, key, 0)
         ahead = cute.make_rmem_tensor((AHEAD, self.turns), Uint32)
         for order in cutlass.range_constexpr(AHEAD):
-            listed = self._listed(indices, groups, split, key, 1 + order)
             for turn in cutlass.range_constexpr(self.turns):
-                ahead[order, turn] = listed[turn]
+                ahead[order, turn] = asked[2 + order][turn]
+        first = asked[0][0]
         mine = groups.of(count, split)
         if mine > 0:
             feeds = [wide_rows.make_feed(offsets) for _ in range(self.turns)]
             present = self._present(count, groups, split, key, 0)
             for turn in cutlass.range_constexpr(self.turns):
-                row = self._row(cache, current[turn], present[turn], first)
+                row = self._row(cache, asked[1][turn], present[turn], first)
                 wide_rows.fill(feeds[turn], offsets, row)
             for order in cutlass.range_constexpr(AHEAD - 1):
                 present = self._present(count, groups, split, key, 1 + order)
@@ -90,18 +99,22 @@ class WideGather:
                 barrier.arrive_as_warp(stages.ready + order % wide_stages.COUNT)
                 if order + 1 < mine:
                     present = self._present(count, groups, split, key, order + 1)
-                    asked = self._present(count, groups, split, key, order + AHEAD)
+                    later = self._present(count, groups, split, key, order + AHEAD)
                     for turn in cutlass.range_constexpr(self.turns):
                         row = self._row(cache, ahead[0, turn], present[turn], first)
                         wide_rows.fill(feeds[turn], offsets, row)
                     for turn in cutlass.range_constexpr(self.turns):
-                        row = self._row(cache, ahead[AHEAD - 1, turn], asked[turn], first)
+                        row = self._row(cache, ahead[AHEAD - 1, turn], later[turn], first)
                         wide_rows.request_row(row, self.rows.row_bytes, row_lane)
                         for place in cutlass.range_constexpr(AHEAD - 1):
                             ahead[place, turn] = ahead[place + 1, turn]
                     listed = self._listed(indices, groups, split, key, order + 1 + AHEAD)
                     for turn in cutlass.range_constexpr(self.turns):
                         ahead[AHEAD - 1, turn] = listed[turn]
+
+    def _key(self, warp, lane):
+        """The first of a lane's keys, among those of a group."""
+        return warp * (self.turns * WARP_ROWS) + lane // wide_rows.LANES
 
     def _row(self, cache: cute.Pointer, index, present, first):
         """Where a cache row begins; behind the last key of the list, that of the `first` one.

@@ -60,12 +60,15 @@ def load_vector(pointer, *, loc=None, ip=None) -> list[Uint32]:
 
 @dsl_user_op
 def load_index(pointer, *, loc=None, ip=None) -> Uint32:
-    """A word of device memory, asked for where this stands and not where it is first used."""
+    """A word of device memory, asked for where this stands and not where it is first used.
+
+    That takes a volatile load: others are moved behind the branch that decides on their use.
+    """
     return Uint32(
         llvm.inline_asm(
             T.i32(),
             [Int64(pointer.toint(loc=loc, ip=ip)).ir_value(loc=loc, ip=ip)],
-            "ld.global.b32 $0, [$1];",
+            "ld.volatile.global.b32 $0, [$1];",
             "=r,l",
             has_side_effects=True,
             is_align_stack=False,
