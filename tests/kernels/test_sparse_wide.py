@@ -68,6 +68,15 @@ def test_forms_wait(forms, form, splits):
     assert ("st.async" in ptx) == (splits > 1)
 
 
+@pytest.mark.parametrize("parts, columns, products", [(2, 128, 4), (4, 64, 4)])
+def test_parts_share_the_columns(forms, parts, columns, products):
+    """Two warpgroups of a CTA sum up 512 columns over the parts, in four steps of 16 keys."""
+    ptx = ptx_text(forms["fp8_tensor", None], splits=16, parts=parts)
+    values = re.findall(r"m64n(\d+)k16\.f32\.f16\.f16 [^;]*, 1, 1, 0, 1;", ptx)
+    assert values == [str(columns)] * products
+    assert ".local" not in ptx
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_operands_follow_the_contract(forms, form):
     dropped = "!dcp" if form[1] else "dcp"
@@ -94,6 +103,9 @@ def test_flags_are_checked(forms):
     for splits in (0, 17):
         with pytest.raises(ValueError, match=f"splits {splits} is not within 1..16"):
             plain.SparseDecodeWide(splits=splits)
+    for parts in (0, 3, 8):
+        with pytest.raises(ValueError, match=f"parts {parts} is none of 1, 2, 4"):
+            plain.SparseDecodeWide(parts=parts)
     with pytest.raises(ValueError, match="generated without context parallelism"):
         plain.SparseDecodeWide(dcp=True)
     with pytest.raises(ValueError, match="generated for context parallelism"):
