@@ -8,11 +8,11 @@ Sparse attention core for 64 heads and more: every row's heads over its selected
 
 A row without keys gives exactly 0. No cache row but the selected ones is read.
 
-Grid     (splits, rows, tiles of 64 heads); the `splits` CTAs of a row and tile are a cluster. CTA s
-         takes groups s, s + splits, ... of GROUP keys.
+Grid     (splits, rows, tiles of 64 heads by `parts` of the columns); the `splits` CTAs of a row,
+         tile and part are a cluster. CTA s takes groups s, s + splits, ... of GROUP keys.
 Warps    GATHER_WARPS load rows and store them as F16 in blocks that wgmma reads both ways, two
          groups of keys deep. SCORE_WARPS multiply the query with a group's keys and store their
-         weights P. VALUE_WARPS, four for every GROUP_COLUMNS columns, add P times the group's
+         weights P. VALUE_WARPS, four for a share of the part's columns, add P times the group's
          values to the sums that they hold. P refers to the running maximum, rounded up to an
          integer: sums are moved to another one by an exact power of two, and seldom have to be.
 Merge    each lane's sums go to the CTA of the cluster that owns their columns, which adds them in
@@ -63,19 +63,17 @@ SOFTMAX_SCALE = 0.07216878364870322
 ROWS = wide_rows.FORMATS["fp8_tensor"](KV_LORA, PE)
 TILES = -(-HEADS // wgmma.ROWS)
 VALUE_GROUPS = -(-KV_LORA // wgmma.MAX_COLUMNS)
-GROUP_COLUMNS = KV_LORA // VALUE_GROUPS
-GROUP_TILES = GROUP_COLUMNS // mma.TILE_N
-GROUP_BLOCKS = GROUP_COLUMNS // operand_blocks.COLUMNS
+PARTS = (1, 2, 4)
 
 SCORE_WARPS = wgmma.WARPS
 VALUE_WARPS = VALUE_GROUPS * wgmma.WARPS
 GATHER_WARPS = 4
 GATHER = WideGather(ROWS, GATHER_WARPS)
 THREADS = (SCORE_WARPS + VALUE_WARPS + GATHER_WARPS) * reduce.WARP
-# Registers of a thread; a value warp holds 16 rows of GROUP_COLUMNS sums.
-SCORE_REGISTERS = 88
+# Registers of a thread; a value warp holds 16 rows of up to wgmma.MAX_COLUMNS sums.
+SCORE_REGISTERS = 72
 VALUE_REGISTERS = 160
-GATHER_REGISTERS = 104
+GATHER_REGISTERS = 120
 
 
 def operands() -> tuple[TensorSpec, ...]:
@@ -103,17 +101,22 @@ class SparseDecodeWide:
     pdl:     launch with the attribute that lets this grid start before its predecessor ends.
     splits:  CTAs that share the keys of a row, at most 16. More than 8 need a GPU with room for
              such a cluster.
+    parts:   shares of the columns that clusters of their own sum up: 1, 2 or 4. Each computes all
+             scores; what a CTA sends to its peers shrinks, which pays where SMs are idle.
     dcp:     runs every rank's heads over the local shard; this file has one form only.
     """
 
     release: bool = True
     pdl: bool = True
     splits: int = 8
+    parts: int = 1
     dcp: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.splits <= cluster.MAX_CTAS:
             raise ValueError(f"splits {self.splits} is not within 1..{cluster.MAX_CTAS}")
+        if self.parts not in PARTS:
+            raise ValueError(f"parts {self.parts} is none of {', '.join(map(str, PARTS))}")
         if self.dcp:
             raise ValueError("dcp=True: this kernel was generated without context parallelism")
 
@@ -121,6 +124,11 @@ class SparseDecodeWide:
     def groups(self) -> KeyGroups:
         """Which CTA takes which keys."""
         return KeyGroups(self.splits, GROUP)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 8 columns that a value warp sums up."""
+        return KV_LORA // self.parts // VALUE_GROUPS // mma.TILE_N
 
     @cute.jit
     def __call__(
@@ -143,7 +151,7 @@ class SparseDecodeWide:
             query=query,
             result=latent,
         ).launch(
-            grid=[self.splits, selected.shape[0], TILES],
+            grid=[self.splits, selected.shape[0], TILES * self.parts],
             block=[THREADS, 1, 1],
             cluster=[self.splits, 1, 1],
             min_blocks_per_mp=1,
@@ -162,7 +170,8 @@ class SparseDecodeWide:
         query: cute.Tensor,
         result: cute.Tensor,
     ):
-        split, row, tile = cute.arch.block_idx()
+        split, row, place = cute.arch.block_idx()
+        tile, part = place // self.parts, place % self.parts
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         lane = cute.arch.lane_idx()
         first_head = tile * wgmma.ROWS
@@ -170,7 +179,7 @@ class SparseDecodeWide:
         stages = Stages.allocate(shared, ROWS.blocks)
         sums = WideSums.over(
             shared,
-            KV_LORA // mma.TILE_N,
+            VALUE_GROUPS * self.tiles,
             self.splits,
             stages.arena.iterator,
             stages.arena[(1 + STAGES) * ROWS.blocks, None].iterator,
@@ -184,22 +193,24 @@ class SparseDecodeWide:
         pdl.wait()
         if self.release:
             pdl.release()
-        count = cutlass.min(valid[row], TOP_K)
         if warp < SCORE_WARPS:
             cute.arch.setmaxregister_decrease(SCORE_REGISTERS)
+            count = self._count(valid, row)
             scale = query_scale * key_scale * Float32(SOFTMAX_SCALE * log2(e))
             highest, mass = self._score(count, split, scale, stages, warp, lane)
             if cutlass.const_expr(self.splits > 1):
-                cluster.sync()
+                cluster.start()
                 sums.send_masses(highest, mass, split, warp, lane)
         elif warp < SCORE_WARPS + VALUE_WARPS:
             cute.arch.setmaxregister_increase(VALUE_REGISTERS)
             value_warp = warp - SCORE_WARPS
             self._load_query(query[row, None, None], first_head, stages, value_warp, lane)
-            total = self._sum_values(count, split, stages, value_warp, lane)
+            count = self._count(valid, row)
+            total = self._sum_values(count, split, part, stages, value_warp, lane)
             results = WideResults(
                 heads=HEADS,
                 first_head=first_head,
+                first_tile=part * (VALUE_GROUPS * self.tiles),
                 result=result[row, None, None],
                 lse=None,
                 count=count,
@@ -208,7 +219,7 @@ class SparseDecodeWide:
             if cutlass.const_expr(self.splits == 1):
                 results.store(total, stages.masses, value_warp, lane)
             else:
-                cluster.sync()
+                cluster.start()
                 sums.send(total, split, value_warp, lane)
                 sums.wait()
                 results.merge(sums, split, VALUE_WARPS, value_warp, lane)
@@ -216,11 +227,24 @@ class SparseDecodeWide:
             cute.arch.setmaxregister_decrease(GATHER_REGISTERS)
             gather_warp = warp - SCORE_WARPS - VALUE_WARPS
             indices = selected[row, None]
+            asked = GATHER.ask(indices, self.groups, split, gather_warp, lane)
             GATHER.fill(
-                latent_kv.iterator, indices, count, self.groups, split, stages, gather_warp, lane
+                latent_kv.iterator,
+                indices,
+                asked,
+                self._count(valid, row),
+                self.groups,
+                split,
+                stages,
+                gather_warp,
+                lane,
             )
             if cutlass.const_expr(self.splits > 1):
-                cluster.sync()
+                cluster.start()
+
+    def _count(self, valid: cute.Tensor, row):
+        """Keys of a row; each kind of warp loads it behind what need not wait for it."""
+        return cutlass.min(cutlass.Int32(wide_rows.load_index(valid.iterator + row)), TOP_K)
 
     @cute.jit
     def _load_query(self, heads: cute.Tensor, first_head, stages: Stages, warp, lane):
@@ -276,12 +300,13 @@ class SparseDecodeWide:
         return top, mass
 
     @cute.jit
-    def _sum_values(self, count, split, stages: Stages, warp, lane):
+    def _sum_values(self, count, split, part, stages: Stages, warp, lane):
         """Sums of P times this warpgroup's columns over all groups of this CTA: C fragments."""
         group = mma.fragment_place(lane)[0]
         row = warp % wgmma.WARPS * mma.TILE_M + group
-        first_block = warp // wgmma.WARPS * (GROUP_BLOCKS * operand_blocks.BYTES)
-        total = cute.make_rmem_tensor((GROUP_TILES * mma.FRAGMENT,), Float32)
+        share = part * VALUE_GROUPS + warp // wgmma.WARPS
+        first_block = share * (self.tiles * mma.TILE_N // operand_blocks.COLUMNS * operand_blocks.BYTES)
+        total = cute.make_rmem_tensor((self.tiles * mma.FRAGMENT,), Float32)
         total.fill(0.0)
         weights = operand_blocks.descriptor(stages.weights)
         for order in cutlass.range(self.groups.of(count, split), unroll=1):
@@ -300,12 +325,11 @@ class SparseDecodeWide:
 
     def _add(self, total: cute.Tensor, weights: Int64, values: Int64) -> None:
         """Adds the products of the weights with the values behind two descriptors."""
-        count = GROUP_TILES * mma.FRAGMENT
-        before = [total[place] for place in range(count)]
+        before = [total[place] for place in range(cute.size(total))]
         for place, value in enumerate(wgmma.add_column_products(before, weights, values)):
             total[place] = value
 
     def _multiply(self, total: cute.Tensor, factors: list) -> None:
         """Multiplies the rows of C fragments, each with its side's factor."""
-        for place in range(GROUP_TILES * mma.FRAGMENT):
+        for place in range(cute.size(total)):
             total[place] = total[place] * factors[place % mma.FRAGMENT // 2]
