@@ -83,11 +83,11 @@ class WideResults:
         ]
         groups = warps // wgmma.WARPS
         for tile in cutlass.range(warp // wgmma.WARPS, sums.present(rank), groups, unroll=1):
-            merged = sums.merge(factors, tile, warp % wgmma.WARPS, lane)
+            owned_tile = rank * sums.owned + tile
+            merged = sums.merge(factors, owned_tile, warp % wgmma.WARPS, lane)
             for side in cutlass.range_constexpr(wide_softmax.SIDES):
                 values = merged[2 * side : 2 * side + 2]
-                column_tile = self.first_tile + rank * sums.owned + tile
-                self._store_pair(places[side], column_tile, values, lane)
+                self._store_pair(places[side], self.first_tile + owned_tile, values, lane)
         if rank == 0 and warp < wgmma.WARPS and self.first_tile == 0:
             for side in cutlass.range_constexpr(wide_softmax.SIDES):
                 _, mass, highest = shares[side]

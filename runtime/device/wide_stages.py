@@ -18,6 +18,7 @@ from .wide_softmax import GROUP
 
 COUNT = 2
 """Stages."""
+MASSES = 4
 _HEADS = operand_blocks.ROWS
 _WORD_BYTES = 4
 _BARRIERS = 2 * COUNT + 3
@@ -25,7 +26,7 @@ _BARRIERS = 2 * COUNT + 3
 
 def shared_bytes(blocks: int) -> int:
     """Shared memory of a CTA whose rows have that many blocks."""
-    scales = COUNT * GROUP + 5 * _HEADS
+    scales = COUNT * GROUP + (2 + MASSES) * _HEADS
     whole = ((1 + COUNT) * blocks + 1) * operand_blocks.BYTES
     return whole + scales * _WORD_BYTES + _BARRIERS * barrier.BYTES
 
@@ -36,8 +37,10 @@ class Stages:
 
     key_scales: FP32 (stage, key). head_scales: FP32 (head), of the query. moves: FP32 (head), what
     the sums so far are to be multiplied by before those of a group are added. masses: FP32
-    (head, 3): the maximum, the mass and what refers the sums to that maximum, of all groups.
-    asked: the query lies in its blocks; done: the masses are there. Each happens once.
+    (head, MASSES): the maximum, the mass and what refers the sums to that maximum, of all groups;
+    the fourth is unused.
+    asked: the query lies in its blocks; done: the masses are there, and nobody reads the stages any
+    more. Each happens once.
     """
 
     blocks: int
@@ -63,7 +66,7 @@ class Stages:
             key_scales=memory.allocate(shared, Float32, COUNT, GROUP),
             head_scales=memory.allocate(shared, Float32, _HEADS),
             moves=memory.allocate(shared, Float32, _HEADS),
-            masses=memory.allocate(shared, Float32, _HEADS, 3),
+            masses=memory.allocate(shared, Float32, _HEADS, MASSES),
             ready=barrier.allocate(shared, COUNT),
             free=barrier.allocate(shared, COUNT),
             scored=barrier.allocate(shared, 1),
@@ -77,7 +80,7 @@ class Stages:
         barrier.make_ready(self.free, COUNT, value_warps)
         barrier.make_ready(self.scored, 1, score_warps)
         barrier.make_ready(self.asked, 1, value_warps)
-        barrier.make_ready(self.done, 1, score_warps)
+        barrier.make_ready(self.done, 1, score_warps + value_warps)
         barrier.fence_ready()
 
     def address(self, block):
