@@ -71,10 +71,12 @@ class Machine:
             yield from self.until()
             assert set(self.filled[order % COUNT].values()) == {order}
             if order > 0:
+                self.arrive(SCORED)  # of the group before: values start behind these scores
                 self.stages.wait_free(order - 1)
                 yield from self.until()
             self.weights[warp] = order
             yield None
+        if self.groups > 0:
             self.arrive(SCORED)
         self.arrive(DONE)
 
@@ -91,8 +93,10 @@ class Machine:
                 yield None
             self.arrive(FREE + order % COUNT)
             self.summed += 1
+        self.arrive(DONE)
         self.wait(DONE, 0)
         yield from self.until()
+        assert self.summed == self.groups * VALUE, "behind it nobody reads the stages"
 
     def run(self, choices: random.Random) -> None:
         """Lets a warp that can go on take a step, until all have ended."""
