@@ -86,7 +86,7 @@ class WideGather:
                     wide_rows.request_row(row, self.rows.row_bytes, row_lane)
             for order in cutlass.range(mine, unroll=1):
                 if order >= wide_stages.COUNT:
-                    stages.wait_free(order - wide_stages.COUNT)
+                    stages.wait_free(order - wide_stages.COUNT, warp)
                 for turn in cutlass.range_constexpr(self.turns):
                     self.rows.convert(
                         wide_rows.taken(feeds[turn]),

@@ -1,9 +1,10 @@
 """Two stages of operand blocks through which groups of keys pass three kinds of warps.
 
 Group n of a CTA takes stage n % 2. Gathering warps fill it (`ready`), scoring warps turn its keys
-into the one block of weights (`scored`), and the warps that sum the values give both back
-(`free`). The query's blocks come before the stages in one run of memory, so that their descriptors
-differ by whole blocks, and everything can be used for something else once the sums are done.
+into the one block of weights (`scored`), and the warps that sum the values give both back, the
+stage in SHARES shares of its keys (`free`). The query's blocks come before the stages in one run of
+memory, so that their descriptors differ by whole blocks, and everything can be used for something
+else once the sums are done.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from .wide_softmax import GROUP
 
 COUNT = 2
 """Stages."""
+SHARES = 4
+"""Shares of a stage's keys, given back one by one."""
 MASSES = 4
 _HEADS = operand_blocks.ROWS
 _WORD_BYTES = 4
-_BARRIERS = 2 * COUNT + 3
+_BARRIERS = (1 + SHARES) * COUNT + 3
 
 
 def shared_bytes(blocks: int) -> int:
@@ -68,7 +71,7 @@ class Stages:
             moves=memory.allocate(shared, Float32, _HEADS),
             masses=memory.allocate(shared, Float32, _HEADS, MASSES),
             ready=barrier.allocate(shared, COUNT),
-            free=barrier.allocate(shared, COUNT),
+            free=barrier.allocate(shared, COUNT * SHARES),
             scored=barrier.allocate(shared, 1),
             asked=barrier.allocate(shared, 1),
             done=barrier.allocate(shared, 1),
@@ -77,7 +80,7 @@ class Stages:
     def initialise(self, gather_warps: int, score_warps: int, value_warps: int) -> None:
         """Sets up the barriers, an arrival a warp; one thread, a CTA barrier follows."""
         barrier.make_ready(self.ready, COUNT, gather_warps)
-        barrier.make_ready(self.free, COUNT, value_warps)
+        barrier.make_ready(self.free, COUNT * SHARES, value_warps)
         barrier.make_ready(self.scored, 1, score_warps)
         barrier.make_ready(self.asked, 1, value_warps)
         barrier.make_ready(self.done, 1, score_warps + value_warps)
@@ -113,6 +116,10 @@ class Stages:
         """Until the weights of a group are there."""
         barrier.wait(self.scored, group % 2)
 
-    def wait_free(self, group) -> None:
-        """Until stage and weights of a group have been given back."""
-        barrier.wait(self.free + group % COUNT, group // COUNT % 2)
+    def free_of(self, group) -> cute.Pointer:
+        """The barriers of a group's stage at which its shares are given back, in their order."""
+        return self.free + group % COUNT * SHARES
+
+    def wait_free(self, group, share=SHARES - 1) -> None:
+        """Until a share of a group's stage has been given back, the weights with the last one."""
+        barrier.wait(self.free_of(group) + share, group // COUNT % 2)

@@ -64,7 +64,7 @@ class Recorder:
             ready=0,
             keys=lambda order: order,
             scales_of=lambda order: None,
-            wait_free=lambda order: self.events.append(("free", order)),
+            wait_free=lambda order, share: self.events.append(("free", (order, share))),
         )
 
     def row_at(self, address: int) -> int:
@@ -122,13 +122,15 @@ def test_every_key_gets_its_row(monkeypatch, count, splits):
 def test_no_load_is_under_way_at_a_fence(monkeypatch):
     """The fence would wait for it, and the group with it; stages are waited for before stores."""
     recorder = Recorder(monkeypatch, list_of(ROOM))
-    recorder.run(ROOM, 1, 0, 1, 8)
+    warp = 1
+    recorder.run(ROOM, 1, 0, warp, 8)
+    assert sorted(recorder.converted[0]) == [key for key in range(64) if key // 16 == warp][2::8]
     order, stored, loads = 0, 0, 0
     for event, at in recorder.events:
         if event == "load":
             loads += 1
         elif event == "free":
-            assert at == order - wide_stages.COUNT
+            assert at == (order - wide_stages.COUNT, warp), "keys 16 w.. belong to warp w"
         elif event == "store":
             assert at == order
             stored += 1
@@ -137,6 +139,6 @@ def test_no_load_is_under_way_at_a_fence(monkeypatch):
         else:
             assert at == order % wide_stages.COUNT
             order += 1
-    frees = [at for event, at in recorder.events if event == "free"]
+    frees = [at[0] for event, at in recorder.events if event == "free"]
     assert frees == list(range(order - wide_stages.COUNT))
     assert order == ROOM // GROUP

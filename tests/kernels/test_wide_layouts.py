@@ -191,7 +191,7 @@ def test_values_read_what_was_stored(monkeypatch, filled, warpgroup):
     first = fields(keys).start + warpgroup * 4 * operand_blocks.BYTES
 
     def product(left, right):
-        return wgmma.add_column_products.__wrapped__([None] * 128, left, right)
+        return wgmma.add_column_products.__wrapped__([None] * 128, left, right, 0)
 
     values = number(operand_blocks.descriptor(first))
     c = run(monkeypatch, filled.memory, product, weights, values)

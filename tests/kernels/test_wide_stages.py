@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from kpipe.runtime.device import barrier
-from kpipe.runtime.device.wide_stages import COUNT, Stages
+from kpipe.runtime.device.wide_stages import COUNT, SHARES, Stages
 
-GATHER, SCORE, VALUE = 2, 2, 3  # warps
+GATHER, SCORE, VALUE = SHARES, 2, 3  # warps
 READY, FREE, SCORED, ASKED, DONE = 0, 10, 20, 30, 40
 
 
@@ -57,7 +57,7 @@ class Machine:
     def gather(self, warp: int):
         for order in range(self.groups):
             if order >= COUNT:
-                self.stages.wait_free(order - COUNT)
+                self.stages.wait_free(order - COUNT, warp)
                 yield from self.until()
             self.filled[order % COUNT][warp] = order
             yield None
@@ -87,11 +87,12 @@ class Machine:
             yield from self.until()
             self.stages.wait_scored(order)
             yield from self.until()
-            for _ in range(2):  # what it reads stays while it reads
-                assert set(self.filled[order % COUNT].values()) == {order}
+            for share in range(SHARES):  # what it reads stays while it reads
+                keys = [self.filled[order % COUNT][later] for later in range(share, SHARES)]
+                assert set(keys) == {order}
                 assert set(self.weights.values()) == {order}
                 yield None
-            self.arrive(FREE + order % COUNT)
+                self.arrive(self.stages.free_of(order) + share)
             self.summed += 1
         self.arrive(DONE)
         self.wait(DONE, 0)
