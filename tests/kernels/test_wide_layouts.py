@@ -209,3 +209,23 @@ def test_stores_meet_all_banks():
             for lane in range(4)
         ]
         assert sorted(place // 16 % 8 for place in places) == list(range(8))
+
+
+def test_rows_are_given_back_behind_their_reads(monkeypatch):
+    """At the s-th barrier the warp arrives once the instructions on rows 16 s.. are over."""
+    issued = {}
+    monkeypatch.setattr(wgmma, "require", lambda: None)
+    monkeypatch.setattr(wgmma, "_issue", lambda lines, *rest: issued.update(lines=lines))
+    wgmma.add_column_products.__wrapped__([None] * 128, 0, 0, 0)
+    groups, steps, over, given = [], [], [], []
+    for line in " ".join(issued["lines"]).split(";"):
+        if moved := re.match(r"\s*add\.s64 b, \$\d+, (\d+)", line):
+            steps.append(int(moved[1]) * 16 % operand_blocks.BYTES // (16 * 128))
+        elif "commit_group" in line:
+            groups, steps = [*groups, steps], []
+        elif waited := re.search(r"wait_group\.sync\.aligned (\d)", line):
+            over = [step for group in groups[: len(groups) - int(waited[1])] for step in group]
+        elif arrived := re.search(r"@lead mbarrier\.arrive\S* _, \[\$258 \+ (\d+)\]", line):
+            assert over.count(int(arrived[1]) // 8) == 2, "both halves of 256 columns"
+            given.append(int(arrived[1]) // 8)
+    assert given == list(range(4)) and len(groups) == 4
