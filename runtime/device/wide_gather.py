@@ -66,7 +66,6 @@ class WideGather:
         """
         row_lane = lane % wide_rows.LANES
         key = self._key(warp, lane)
-        offsets = self.rows.offsets(row_lane)
         ahead = cute.make_rmem_tensor((AHEAD, self.turns), Uint32)
         for order in cutlass.range_constexpr(AHEAD):
             for turn in cutlass.range_constexpr(self.turns):
@@ -74,25 +73,26 @@ class WideGather:
         first = asked[0][0]
         mine = groups.of(count, split)
         if mine > 0:
-            feeds = [wide_rows.make_feed(offsets) for _ in range(self.turns)]
+            feeds = [wide_rows.make_feed(self.rows.vectors) for _ in range(self.turns)]
             present = self._present(count, groups, split, key, 0)
             for turn in cutlass.range_constexpr(self.turns):
-                row = self._row(cache, asked[1][turn], present[turn], first)
-                wide_rows.fill(feeds[turn], offsets, row)
+                index = self._index(asked[1][turn], present[turn], first)
+                self.rows.fill(feeds[turn], cache, index, lane)
             for order in cutlass.range_constexpr(AHEAD - 1):
                 present = self._present(count, groups, split, key, 1 + order)
                 for turn in cutlass.range_constexpr(self.turns):
-                    row = self._row(cache, ahead[order, turn], present[turn], first)
+                    index = self._index(ahead[order, turn], present[turn], first)
+                    row = cache + Int64(index) * self.rows.row_bytes
                     wide_rows.request_row(row, self.rows.row_bytes, row_lane)
             for order in cutlass.range(mine, unroll=1):
                 if order >= wide_stages.COUNT:
                     stages.wait_free(order - wide_stages.COUNT, warp)
                 for turn in cutlass.range_constexpr(self.turns):
                     self.rows.convert(
-                        wide_rows.taken(feeds[turn]),
+                        feeds[turn],
                         stages.keys(order),
-                        key + turn * WARP_ROWS,
-                        row_lane,
+                        (warp * self.turns + turn) * WARP_ROWS,
+                        lane,
                         stages.scales_of(order),
                     )
                 warpgroup.fence_operand()
@@ -101,10 +101,11 @@ class WideGather:
                     present = self._present(count, groups, split, key, order + 1)
                     later = self._present(count, groups, split, key, order + AHEAD)
                     for turn in cutlass.range_constexpr(self.turns):
-                        row = self._row(cache, ahead[0, turn], present[turn], first)
-                        wide_rows.fill(feeds[turn], offsets, row)
+                        index = self._index(ahead[0, turn], present[turn], first)
+                        self.rows.fill(feeds[turn], cache, index, lane)
                     for turn in cutlass.range_constexpr(self.turns):
-                        row = self._row(cache, ahead[AHEAD - 1, turn], later[turn], first)
+                        index = self._index(ahead[AHEAD - 1, turn], later[turn], first)
+                        row = cache + Int64(index) * self.rows.row_bytes
                         wide_rows.request_row(row, self.rows.row_bytes, row_lane)
                         for place in cutlass.range_constexpr(AHEAD - 1):
                             ahead[place, turn] = ahead[place + 1, turn]
@@ -116,13 +117,12 @@ class WideGather:
         """The first of a lane's keys, among those of a group."""
         return warp * (self.turns * WARP_ROWS) + lane // wide_rows.LANES
 
-    def _row(self, cache: cute.Pointer, index, present, first):
-        """Where a cache row begins; behind the last key of the list, that of the `first` one.
+    def _index(self, index, present, first) -> Int32:
+        """A cache row; behind the last key of the list, that of the `first` one.
 
         No row may be read that is not in the list.
         """
-        index = Int32(scalar.choose(present, index, first))
-        return cache + Int64(index) * self.rows.row_bytes
+        return Int32(scalar.choose(present, index, first))
 
     def _present(self, count, groups: KeyGroups, split, key, order) -> list:
         """Whether a gathering lane's keys of a group are in the list, by turn."""

@@ -113,12 +113,20 @@ def test_flags_are_checked(forms):
     assert gathered.HEADS == plain.HEADS == 96 and plain.TILES == 2
 
 
-def test_rows_are_those_of_the_cache():
+def test_rows_are_those_of_the_cache(monkeypatch):
+    """The lanes of a warp load eight rows, whole."""
+    loaded: list[int] = []
+    shuffle = SimpleNamespace(shuffle_sync=lambda index, lane: lane // 4)
+    monkeypatch.setattr(wide_rows, "cute", SimpleNamespace(arch=shuffle))
+    monkeypatch.setattr(wide_rows, "Int64", int)
+    monkeypatch.setattr(wide_rows, "load_vector", lambda at: loaded.append(at) or [0] * 4)
     for name, rows in wide_rows.FORMATS.items():
         assert rows(512, 64).row_bytes == cache_format(name, kv_lora=512, pe=64).row_bytes
         assert rows(512, 64).blocks == 9
-        loaded = [at for lane in range(4) for at in rows(512, 64).offsets(lane)]
-        assert set(range(0, rows(512, 64).row_bytes, 16)) == set(loaded)
+        loaded.clear()
+        for lane in range(32):
+            rows(512, 64).fill({}, 0, lane // 4, lane)
+        assert set(range(0, 8 * rows(512, 64).row_bytes, 16)) == set(loaded)
 
 
 @pytest.mark.parametrize("heads", [64, 96, 128])

@@ -50,9 +50,7 @@ class Recorder:
         rows = SimpleNamespace(
             LANES=LANES,
             load_index=lambda at: self.listed[at],
-            make_feed=lambda offsets: {},
-            fill=self.fill,
-            taken=lambda feed: feed.pop("row"),  # what is taken twice was not loaded again
+            make_feed=lambda vectors: {},
             request_row=lambda row, size, lane: self.requested.add(self.row_at(row)),
         )
         monkeypatch.setattr(wide_gather, "wide_rows", rows)
@@ -71,19 +69,20 @@ class Recorder:
         assert address % ROW_BYTES == 0
         return address // ROW_BYTES
 
-    def fill(self, feed: dict, offsets: list, address: int) -> None:
-        self.loaded.add(self.row_at(address))
-        self.events.append(("load", self.row_at(address)))
-        feed["row"] = self.row_at(address)
+    def fill(self, feed: dict, cache: int, index: int, lane: int) -> None:
+        self.loaded.add(index)
+        self.events.append(("load", index))
+        feed["row"] = index
 
-    def convert(self, row: int, order: int, key: int, lane: int, scales: None) -> None:
+    def convert(self, feed: dict, order: int, first: int, lane: int, scales: None) -> None:
+        row, key = feed.pop("row"), first + lane // LANES  # taken twice means not loaded again
         assert key not in self.converted.setdefault(order, {}), "filled twice"
         self.converted[order][key] = row
         self.events.append(("store", order))
 
     def run(self, count: int, splits: int, split: int, warp: int, lane: int) -> None:
         """What a lane does."""
-        rows = SimpleNamespace(row_bytes=ROW_BYTES, offsets=lambda lane: [0], convert=self.convert)
+        rows = SimpleNamespace(row_bytes=ROW_BYTES, vectors=1, fill=self.fill, convert=self.convert)
         gather, groups = WideGather(rows, WARPS), KeyGroups(splits, GROUP)
         indices = SimpleNamespace(iterator=0)
         asked = gather.ask(indices, groups, split, warp, lane)

@@ -120,11 +120,21 @@ def fill(monkeypatch, rows: wide_rows.WideFp8TensorRows, codes: Tensor, blocks: 
 
     monkeypatch.setattr(half, "widen_e4m3", widen)
     words = codes.view(torch.int32).long() & 0xFFFF_FFFF
-    for row in range(KEYS):
-        for lane in range(wide_rows.LANES):
-            starts = rows.offsets(lane)
-            vectors = [words[row, at // 4 : at // 4 + 4].tolist() for at in starts]
-            rows.convert(vectors.__getitem__, blocks, row, lane, None)
+
+    def load(address: int) -> list[int]:
+        row, byte = divmod(address, rows.row_bytes)
+        assert byte % 16 == 0
+        return words[row, byte // 4 : byte // 4 + 4].tolist()
+
+    monkeypatch.setattr(wide_rows, "Int64", int)
+    monkeypatch.setattr(wide_rows, "load_vector", load)
+    for first, lane in itertools.product(range(0, KEYS, 8), range(32)):
+        shuffle = SimpleNamespace(shuffle_sync=lambda index, lane, first=first: first + lane // 4)
+        monkeypatch.setattr(wide_rows, "cute", SimpleNamespace(arch=shuffle))
+        feed: dict[tuple, int] = {}
+        rows.fill(feed, 0, first + lane // 4, lane)
+        assert len(feed) == 4 * rows.vectors
+        rows.convert(feed, blocks, first, lane, None)
 
 
 @pytest.fixture
