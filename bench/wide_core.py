@@ -28,8 +28,11 @@ HEADS = (64, 96, 128)
 FORMATS = ("fp8_tensor", "fp8_ds_mla")
 PARALLEL = (None, 8)
 ROWS = (1, 4, 16, 64)
-SPLITS = ((7, 16), (15, 8), (20, 6), (43, 3), (66, 2))
-"""Clusters that fit on an H200 at once, by their size."""
+USUAL = (
+    *((1, 16, 4), (3, 16, 2), (7, 8, 2)),
+    *((15, 8, 1), (20, 6, 1), (43, 3, 1), (66, 2, 1)),
+)
+"""Most rows times tiles, splits and parts: what is fastest of what fits on an H200 at once."""
 SWEPT = (1, 2, 3, 4, 6, 8, 12, 16)
 PEERS = {
     64: {1: 15.5, 4: 18.2, 16: 28.4, 64: 57.7},
@@ -82,29 +85,6 @@ def name_of(heads: int, form: str, dcp: int | None) -> str:
     return f"wide_h{heads}_{form}{'_dcp' if dcp else ''}"
 
 
-def splits_for(clusters: int) -> int:
-    """The largest size of which that many clusters fit on the GPU at once."""
-    return next((splits for most, splits in SPLITS if clusters <= most), 1)
-
-
-def flags_of(module: ModuleType, rows: int, splits: tuple, parts: tuple) -> list[Flags]:
-    """What is timed: of the wanted splits and parts those that fit on the GPU at once.
-
-    Without wanted splits, what `splits_for` says.
-    """
-    found = []
-    for count in parts:
-        clusters = rows * module.TILES * count
-        fits = [s for s in splits if clusters * s <= SMS] or [splits_for(clusters)]
-        found += [Flags(s, count) for s in fits]
-    return found
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """An option's list of numbers."""
-    return tuple(int(part) for part in text.split(","))
-
-
 @dataclass(frozen=True)
 class Flags:
     """Of a kernel."""
@@ -119,6 +99,28 @@ class Flags:
 
     def __str__(self) -> str:
         return f"splits {self.splits} parts {self.parts}"
+
+
+def usual_for(module: ModuleType, rows: int) -> Flags:
+    """What USUAL says."""
+    tiles = rows * module.TILES
+    found = ((splits, parts) for most, splits, parts in USUAL if tiles <= most)
+    return Flags(*next(found, (1, 1)))
+
+
+def flags_of(module: ModuleType, rows: int, splits: tuple, parts: tuple) -> list[Flags]:
+    """What is timed: of the wanted splits and parts those that fit, else what USUAL says."""
+    fits = [
+        Flags(count, shares)
+        for count, shares in itertools.product(splits, parts)
+        if rows * module.TILES * count * shares <= SMS
+    ]
+    return fits or [usual_for(module, rows)]
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """An option's list of numbers."""
+    return tuple(int(part) for part in text.split(","))
 
 
 def compile_to_file(file: str, flags: Flags, target: str) -> None:
@@ -210,7 +212,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="PATTERN", help="forms whose name matches")
     parser.add_argument("--rows", type=numbers, default=ROWS, metavar="N,..", help="of a launch")
     parser.add_argument("--splits", type=numbers, metavar="N,..", help="time these where they fit")
-    parser.add_argument("--parts", type=numbers, default=(1,), metavar="N,..", help="the same")
+    parser.add_argument("--parts", type=numbers, default=(1,), metavar="N,..", help="with these")
     parser.add_argument("--sweep", action="store_true", help="time all numbers of splits")
     parser.add_argument("--quick", action="store_true", help="check only")
     parser.add_argument("--unchecked", action="store_true", help="time only")

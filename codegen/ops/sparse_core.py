@@ -167,7 +167,7 @@ SPARSE_DECODE_WIDE = Contract(
     tile=("splits", "parts"),
     tactics=tactics(
         (1, {"splits": 16, "parts": 2}),
-        (3, {"splits": 16}),
+        (3, {"splits": 8, "parts": 2}),
         (7, {"splits": 8}),
         (10, {"splits": 6}),
         (16, {"splits": 3}),
