@@ -1,9 +1,10 @@
 """Selected cache rows on their way into the stages of the wide core.
 
-Four lanes share a row. A gathering warp takes `turns` times eight neighbouring keys of every group
-of its CTA and holds them all in registers: the loads of a group are under way while the one before
-it is used and its stage becomes free, and the rows of two more groups on their way to the L2 cache.
-Loads are issued behind the fence that follows the stores of a group, which would wait for them.
+A gathering warp takes `turns` times eight neighbouring keys of every group of its CTA and holds
+them all in registers: the loads of a group are under way while the one before it is used and its
+stage becomes free. They are issued behind the fence that follows the stores of a group. Of the
+first groups alone the L2 cache is asked for rows ahead of the loads; later that costs more than it
+saves.
 """
 
 from __future__ import annotations
@@ -64,26 +65,18 @@ class WideGather:
 
         `count` of the list's `indices` exist; `asked` is what `ask` has returned.
         """
-        row_lane = lane % wide_rows.LANES
         key = self._key(warp, lane)
         ahead = cute.make_rmem_tensor((AHEAD, self.turns), Uint32)
         for order in cutlass.range_constexpr(AHEAD):
             for turn in cutlass.range_constexpr(self.turns):
                 ahead[order, turn] = asked[2 + order][turn]
-        first = asked[0][0]
-        mine = groups.of(count, split)
+        first, mine = asked[0][0], groups.of(count, split)
         if mine > 0:
             feeds = [wide_rows.make_feed(self.rows.vectors) for _ in range(self.turns)]
             present = self._present(count, groups, split, key, 0)
-            for turn in cutlass.range_constexpr(self.turns):
-                index = self._index(asked[1][turn], present[turn], first)
-                self.rows.fill(feeds[turn], cache, index, lane)
-            for order in cutlass.range_constexpr(AHEAD - 1):
-                present = self._present(count, groups, split, key, 1 + order)
-                for turn in cutlass.range_constexpr(self.turns):
-                    index = self._index(ahead[order, turn], present[turn], first)
-                    row = cache + Int64(index) * self.rows.row_bytes
-                    wide_rows.request_row(row, self.rows.row_bytes, row_lane)
+            self._load(feeds, cache, asked[1], present, first, lane)
+            present = self._present(count, groups, split, key, 1)
+            self._request(cache, asked[2], present, first, lane)
             for order in cutlass.range(mine, unroll=1):
                 if order >= wide_stages.COUNT:
                     stages.wait_free(order - wide_stages.COUNT, warp)
@@ -99,23 +92,30 @@ class WideGather:
                 barrier.arrive_as_warp(stages.ready + order % wide_stages.COUNT)
                 if order + 1 < mine:
                     present = self._present(count, groups, split, key, order + 1)
-                    later = self._present(count, groups, split, key, order + AHEAD)
-                    for turn in cutlass.range_constexpr(self.turns):
-                        index = self._index(ahead[0, turn], present[turn], first)
-                        self.rows.fill(feeds[turn], cache, index, lane)
-                    for turn in cutlass.range_constexpr(self.turns):
-                        index = self._index(ahead[AHEAD - 1, turn], later[turn], first)
-                        row = cache + Int64(index) * self.rows.row_bytes
-                        wide_rows.request_row(row, self.rows.row_bytes, row_lane)
-                        for place in cutlass.range_constexpr(AHEAD - 1):
-                            ahead[place, turn] = ahead[place + 1, turn]
+                    listed = [ahead[0, turn] for turn in range(self.turns)]
+                    self._load(feeds, cache, listed, present, first, lane)
                     listed = self._listed(indices, groups, split, key, order + 1 + AHEAD)
                     for turn in cutlass.range_constexpr(self.turns):
+                        for place in cutlass.range_constexpr(AHEAD - 1):
+                            ahead[place, turn] = ahead[place + 1, turn]
                         ahead[AHEAD - 1, turn] = listed[turn]
 
     def _key(self, warp, lane):
         """The first of a lane's keys, among those of a group."""
         return warp * (self.turns * WARP_ROWS) + lane // wide_rows.LANES
+
+    def _load(self, feeds: list, cache: cute.Pointer, listed, present, first, lane) -> None:
+        """Asks for the rows of this warp's keys of a group."""
+        for turn, feed in enumerate(feeds):
+            index = self._index(listed[turn], present[turn], first)
+            self.rows.fill(feed, cache, index, lane)
+
+    def _request(self, cache: cute.Pointer, listed, present, first, lane) -> None:
+        """Asks the L2 cache for them."""
+        for turn in range(self.turns):
+            index = self._index(listed[turn], present[turn], first)
+            row = cache + Int64(index) * self.rows.row_bytes
+            wide_rows.request_row(row, self.rows.row_bytes, lane % wide_rows.LANES)
 
     def _index(self, index, present, first) -> Int32:
         """A cache row; behind the last key of the list, that of the `first` one.

@@ -42,11 +42,14 @@ _COUPLES = reduce.WARP // LANES // 2
 
 @dsl_user_op
 def load_vector(pointer, *, loc=None, ip=None) -> list[Uint32]:
-    """Four words of device memory, aligned to their 16 bytes, past the L1 cache."""
+    """Four words of device memory, aligned to their 16 bytes, past the L1 cache.
+
+    What lies around them comes to the L2 cache, most of it of the same row.
+    """
     words = llvm.inline_asm(
         ir.Type.parse("!llvm.struct<(i32, i32, i32, i32)>"),
         [Int64(pointer.toint(loc=loc, ip=ip)).ir_value(loc=loc, ip=ip)],
-        "ld.global.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];",
+        "ld.global.L1::no_allocate.L2::256B.v4.b32 {$0, $1, $2, $3}, [$4];",
         "=r,=r,=r,=r,l",
         has_side_effects=True,
         is_align_stack=False,

@@ -110,11 +110,11 @@ class Stages:
 
     def wait_ready(self, group) -> None:
         """Until the keys of a group lie in its stage."""
-        barrier.wait(self.ready + group % COUNT, group // COUNT % 2)
+        barrier.wait_soon(self.ready + group % COUNT, group // COUNT % 2)
 
     def wait_scored(self, group) -> None:
         """Until the weights of a group are there."""
-        barrier.wait(self.scored, group % 2)
+        barrier.wait_soon(self.scored, group % 2)
 
     def free_of(self, group) -> cute.Pointer:
         """The barriers of a group's stage at which its shares are given back, in their order."""
@@ -122,4 +122,4 @@ class Stages:
 
     def wait_free(self, group, share=SHARES - 1) -> None:
         """Until a share of a group's stage has been given back, the weights with the last one."""
-        barrier.wait(self.free_of(group) + share, group // COUNT % 2)
+        barrier.wait_soon(self.free_of(group) + share, group // COUNT % 2)

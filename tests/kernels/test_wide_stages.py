@@ -30,7 +30,7 @@ class Machine:
         self.filled = [{warp: None for warp in range(GATHER)} for _ in range(COUNT)]
         self.weights: dict[int, int | None] = dict.fromkeys(range(SCORE))
         self.summed = 0
-        monkeypatch.setattr(barrier, "wait", self.wait)
+        monkeypatch.setattr(barrier, "wait_soon", self.wait)
         monkeypatch.setattr(barrier, "make_ready", self.make)
         monkeypatch.setattr(barrier, "fence_ready", lambda: None)
         places = {"ready": READY, "free": FREE, "scored": SCORED, "asked": ASKED, "done": DONE}

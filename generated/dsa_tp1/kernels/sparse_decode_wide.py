@@ -15,7 +15,7 @@ Warps    GATHER_WARPS load rows and store them as F16 in blocks that wgmma reads
          weights P. VALUE_WARPS, four for a share of the part's columns, add P times the group's
          values to the sums that they hold. P refers to the running maximum, rounded up to an
          integer: sums are moved to another one by an exact power of two, and seldom have to be.
-Merge    each lane's sums go to the CTA of the cluster that owns their columns, which adds them in
+Merge    each CTA of the cluster loads its peers' sums of the columns that it owns, and adds them in
          the order of the CTAs.
 Wait     the scales are loaded before it, all else behind it. Released right behind it.
 Rounding P to F16 (its sum is taken before), the result to BF16. FP32 sums.
@@ -48,8 +48,7 @@ from kpipe.runtime.device.key_groups import KeyGroups
 from kpipe.runtime.device.wide_gather import WARP_ROWS, WideGather
 from kpipe.runtime.device.wide_results import WideResults
 from kpipe.runtime.device.wide_softmax import GROUP
-from kpipe.runtime.device.wide_stages import COUNT as STAGES
-from kpipe.runtime.device.wide_stages import Stages
+from kpipe.runtime.device.wide_stages import SHARES, Stages
 from kpipe.runtime.device.wide_sums import WideSums
 from kpipe.runtime.host.compile import Symbol, TensorSpec
 
@@ -67,7 +66,7 @@ PARTS = (1, 2, 4)
 
 SCORE_WARPS = wgmma.WARPS
 VALUE_WARPS = VALUE_GROUPS * wgmma.WARPS
-GATHER_WARPS = 4
+GATHER_WARPS = SHARES
 GATHER = WideGather(ROWS, GATHER_WARPS)
 THREADS = (SCORE_WARPS + VALUE_WARPS + GATHER_WARPS) * reduce.WARP
 # Registers of a thread; a value warp holds 16 rows of up to wgmma.MAX_COLUMNS sums.
@@ -178,15 +177,10 @@ class SparseDecodeWide:
         shared = SmemAllocator()
         stages = Stages.allocate(shared, ROWS.blocks)
         sums = WideSums.over(
-            shared,
-            VALUE_GROUPS * self.tiles,
-            self.splits,
-            stages.arena.iterator,
-            stages.arena[(1 + STAGES) * ROWS.blocks, None].iterator,
+            VALUE_GROUPS * self.tiles, self.splits, stages.arena.iterator, stages.masses
         )
         if cute.arch.thread_idx()[0] == 0:
             stages.initialise(GATHER_WARPS, SCORE_WARPS, VALUE_WARPS)
-            sums.expect(split)
         cute.arch.sync_threads()
         query_scale, key_scale = q_scale[0], k_scale[0]
 
@@ -197,10 +191,9 @@ class SparseDecodeWide:
             cute.arch.setmaxregister_decrease(SCORE_REGISTERS)
             count = self._count(valid, row)
             scale = query_scale * key_scale * Float32(SOFTMAX_SCALE * log2(e))
-            highest, mass = self._score(count, split, scale, stages, warp, lane)
+            self._score(count, split, scale, stages, warp, lane)
             if cutlass.const_expr(self.splits > 1):
-                cluster.start()
-                sums.send_masses(highest, mass, split, warp, lane)
+                self._let_merge()
         elif warp < SCORE_WARPS + VALUE_WARPS:
             cute.arch.setmaxregister_increase(VALUE_REGISTERS)
             value_warp = warp - SCORE_WARPS
@@ -219,10 +212,10 @@ class SparseDecodeWide:
             if cutlass.const_expr(self.splits == 1):
                 results.store(total, stages.masses, value_warp, lane)
             else:
-                cluster.start()
-                sums.send(total, split, value_warp, lane)
-                sums.wait()
+                sums.store(total, value_warp, lane)
+                cluster.sync()
                 results.merge(sums, split, VALUE_WARPS, value_warp, lane)
+                cluster.start()
         else:
             cute.arch.setmaxregister_decrease(GATHER_REGISTERS)
             gather_warp = warp - SCORE_WARPS - VALUE_WARPS
@@ -240,7 +233,14 @@ class SparseDecodeWide:
                 lane,
             )
             if cutlass.const_expr(self.splits > 1):
-                cluster.start()
+                self._let_merge()
+
+    def _let_merge(self) -> None:
+        """What the other warps do while those of the values merge: their stores lie behind `done`,
+        for which these have waited, and no CTA ends before its peers have read.
+        """
+        cluster.start()
+        cluster.start()
 
     def _count(self, valid: cute.Tensor, row):
         """Keys of a row; each kind of warp loads it behind what need not wait for it."""
@@ -260,7 +260,7 @@ class SparseDecodeWide:
 
     @cute.jit
     def _score(self, count, split, scale: Float32, stages: Stages, warp, lane):
-        """Weights of all groups of this CTA; then each row's maximum and mass, a side."""
+        """Weights of all groups of this CTA; then each row's maximum and mass."""
         group, group_lane = mma.fragment_place(lane)
         row = warp * mma.TILE_M + group
         top = cute.make_rmem_tensor((wide_softmax.SIDES,), Float32)
@@ -269,7 +269,7 @@ class SparseDecodeWide:
         top.fill(-Float32.inf)
         mass.fill(0.0)
         references.fill(-Float32.inf)
-        barrier.wait(stages.asked, 0)
+        barrier.wait_soon(stages.asked, 0)
         query = operand_blocks.descriptor(stages.query)
         for order in cutlass.range(self.groups.of(count, split), unroll=1):
             stages.wait_ready(order)
@@ -277,6 +277,10 @@ class SparseDecodeWide:
             key_scales = stages.scales_of(order)
             head_scales = [stages.head_scales[row + side * mma.HALF_M] for side in range(2)]
             scores = ROWS.scores(query, keys, key_scales, head_scales, group_lane)
+            if order > 0:
+                # Earlier, both products would share the tensor cores, and these stand idle while
+                # the weights are computed.
+                barrier.arrive_as_warp(stages.scored)
             present = count - self.groups.first_key(order, split)
             weights = wide_softmax.soften(scores, present, scale, top, mass, group_lane)
             moves = ROWS.weigh(weights, top, references, key_scales, group_lane)
@@ -287,6 +291,7 @@ class SparseDecodeWide:
                 for side in cutlass.range_constexpr(wide_softmax.SIDES):
                     stages.moves[row + side * mma.HALF_M] = moves[side]
             warpgroup.fence_operand()
+        if self.groups.of(count, split) > 0:
             barrier.arrive_as_warp(stages.scored)
         for side in cutlass.range_constexpr(wide_softmax.SIDES):
             mass[side] = reduce.lanes_sum(mass[side], mma.GROUP_LANES)
@@ -297,7 +302,6 @@ class SparseDecodeWide:
                 for place, value in enumerate((top[side], mass[side], last)):
                     stages.masses[row + side * mma.HALF_M, place] = value
         barrier.arrive_as_warp(stages.done)
-        return top, mass
 
     @cute.jit
     def _sum_values(self, count, split, part, stages: Stages, warp, lane):
@@ -305,7 +309,7 @@ class SparseDecodeWide:
         group = mma.fragment_place(lane)[0]
         row = warp % wgmma.WARPS * mma.TILE_M + group
         share = part * VALUE_GROUPS + warp // wgmma.WARPS
-        first_block = share * (self.tiles * mma.TILE_N // operand_blocks.COLUMNS * operand_blocks.BYTES)
+        blocks = self.tiles * mma.TILE_N // operand_blocks.COLUMNS
         total = cute.make_rmem_tensor((self.tiles * mma.FRAGMENT,), Float32)
         total.fill(0.0)
         weights = operand_blocks.descriptor(stages.weights)
@@ -315,18 +319,24 @@ class SparseDecodeWide:
             moves = [stages.moves[row + side * mma.HALF_M] for side in range(2)]
             if cute.arch.vote_any_sync((moves[0] != 1.0) | (moves[1] != 1.0)):
                 self._multiply(total, moves)
-            values = operand_blocks.descriptor(stages.keys(order) + first_block)
-            self._add(total, weights, values)
-            barrier.arrive_as_warp(stages.free + order % STAGES)
-        barrier.wait(stages.done, 0)
+            first_block = stages.keys(order) + share * (blocks * operand_blocks.BYTES)
+            values = operand_blocks.descriptor(first_block)
+            self._add(total, weights, values, stages.free_of(order))
+        barrier.arrive_as_warp(stages.done)
+        barrier.wait_soon(stages.done, 0)
         if cutlass.const_expr(not ROWS.tensor_scaled):
             self._multiply(total, [stages.masses[row + s * mma.HALF_M, 2] for s in range(2)])
         return total
 
-    def _add(self, total: cute.Tensor, weights: Int64, values: Int64) -> None:
-        """Adds the products of the weights with the values behind two descriptors."""
+    def _add(self, total: cute.Tensor, weights: Int64, values: Int64, free: cute.Pointer) -> None:
+        """Adds the products of the weights with the values behind two descriptors.
+
+        Gives the stage back, a share of its keys behind the other.
+        """
         before = [total[place] for place in range(cute.size(total))]
-        for place, value in enumerate(wgmma.add_column_products(before, weights, values)):
+        barriers = cutlass.Int32(free.toint())
+        products = wgmma.add_column_products(before, weights, values, barriers)
+        for place, value in enumerate(products):
             total[place] = value
 
     def _multiply(self, total: cute.Tensor, factors: list) -> None:
