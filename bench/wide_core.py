@@ -17,7 +17,9 @@ import argparse
 import importlib.util
 import itertools
 import json
+import re
 import sys
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -26,8 +28,11 @@ HEADS = (64, 96, 128)
 FORMATS = ("fp8_tensor", "fp8_ds_mla")
 PARALLEL = (None, 8)
 ROWS = (1, 4, 16, 64)
-SPLITS = ((7, 16), (15, 8), (20, 6), (43, 3), (66, 2))
-"""Clusters that fit on an H200 at once, by their size."""
+USUAL = (
+    *((1, 16, 4), (3, 16, 2), (7, 8, 2)),
+    *((15, 8, 1), (20, 6, 1), (43, 3, 1), (66, 2, 1)),
+)
+"""Most rows times tiles, splits and parts: what is fastest of what fits on an H200 at once."""
 SWEPT = (1, 2, 3, 4, 6, 8, 12, 16)
 PEERS = {
     64: {1: 15.5, 4: 18.2, 16: 28.4, 64: 57.7},
@@ -41,7 +46,15 @@ MIN_SETS, MAX_SETS = 16, 160
 
 
 def load(path: Path) -> ModuleType:
-    """The module in a file that belongs to no package."""
+    """The module in a file that belongs to no package.
+
+    Modules in a folder `device` beside it stand in for those of runtime/device.
+    """
+    import kpipe.runtime.device as device
+
+    instead = str(path.parent / "device")
+    if instead not in device.__path__:
+        device.__path__.insert(0, instead)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
@@ -72,26 +85,51 @@ def name_of(heads: int, form: str, dcp: int | None) -> str:
     return f"wide_h{heads}_{form}{'_dcp' if dcp else ''}"
 
 
-def splits_for(module: ModuleType, rows: int) -> int:
-    """The largest cluster of which those of all rows and tiles fit on the GPU at once."""
-    clusters = rows * module.TILES
-    return next((splits for most, splits in SPLITS if clusters <= most), 1)
+@dataclass(frozen=True)
+class Flags:
+    """Of a kernel."""
+
+    splits: int
+    parts: int
+
+    def kernel(self, module: ModuleType):
+        """The kernel of a form."""
+        parts = {"parts": self.parts} if self.parts > 1 else {}
+        return module.SparseDecodeWide(splits=self.splits, **parts)
+
+    def __str__(self) -> str:
+        return f"splits {self.splits} parts {self.parts}"
 
 
-def splits_of(module: ModuleType, rows: int, swept: bool) -> list[int]:
-    """What is timed: what `splits_for` says, and where all are asked for what else fits."""
-    fits = [s for s in SWEPT if rows * module.TILES * s <= SMS] if swept else []
-    return sorted({splits_for(module, rows), *fits})
+def usual_for(module: ModuleType, rows: int) -> Flags:
+    """What USUAL says."""
+    tiles = rows * module.TILES
+    found = ((splits, parts) for most, splits, parts in USUAL if tiles <= most)
+    return Flags(*next(found, (1, 1)))
 
 
-def compile_to_file(file: str, splits: int, target: str) -> None:
+def flags_of(module: ModuleType, rows: int, splits: tuple, parts: tuple) -> list[Flags]:
+    """What is timed: of the wanted splits and parts those that fit, else what USUAL says."""
+    fits = [
+        Flags(count, shares)
+        for count, shares in itertools.product(splits, parts)
+        if rows * module.TILES * count * shares <= SMS
+    ]
+    return fits or [usual_for(module, rows)]
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """An option's list of numbers."""
+    return tuple(int(part) for part in text.split(","))
+
+
+def compile_to_file(file: str, flags: Flags, target: str) -> None:
     """One kernel into an object file; runs in a process of its own."""
     from kpipe.runtime.host.compile import compile_kernel
     from kpipe.runtime.tune_compile import export
 
     module = load(Path(file))
-    kernel = module.SparseDecodeWide(splits=splits)
-    export(compile_kernel(kernel, module.operands(), ARCH), target)
+    export(compile_kernel(flags.kernel(module), module.operands(), ARCH), target)
 
 
 class Forms:
@@ -101,12 +139,12 @@ class Forms:
         self.modules = {path.stem: load(path) for path in sorted(folder.glob("wide_*.py"))}
         self.records: list[dict] = []
 
-    def compiled(self, module: ModuleType, **flags):
+    def compiled(self, module: ModuleType, flags: Flags):
         from kpipe.runtime.host.compile import compile_kernel
 
-        return compile_kernel(module.SparseDecodeWide(**flags), module.operands(), ARCH)
+        return compile_kernel(flags.kernel(module), module.operands(), ARCH)
 
-    def check(self, name: str, rows: int, splits: int) -> None:
+    def check(self, name: str, rows: int, flags: Flags) -> None:
         """Ragged lists, full ones, and once rows behind 2^32 bytes, against the oracle."""
         import torch
 
@@ -115,14 +153,14 @@ class Forms:
 
         module = self.modules[name]
         case = SparseDecodeWideCase(module)
-        kernel = self.compiled(module, splits=splits)
+        kernel = self.compiled(module, flags)
         ragged = case.inputs(rows, 1)
         full = case.timed_inputs(rows, 1)[0]
         given_by_how = {"ragged": ragged, "full": full}
         if rows == ROWS[0]:
             given_by_how["far"] = case.inputs(len(EDGES), 1, far=True)
         for how, given in given_by_how.items():
-            print(f"{name} rows {rows} splits {splits} {how}: ", end="", flush=True)
+            print(f"{name} rows {rows} {flags} {how}: ", end="", flush=True)
             for output in case.outputs:
                 given[output].fill_(torch.nan)
             done = run_eager(kernel, given, case.outputs)
@@ -135,7 +173,7 @@ class Forms:
                 {
                     "form": name,
                     "rows": rows,
-                    "splits": splits,
+                    **asdict(flags),
                     "how": how,
                     "error": verdict.error,
                     "bound": verdict.bound,
@@ -145,7 +183,7 @@ class Forms:
             share = verdict.error / verdict.bound if verdict.bound else 0.0
             print(verdict.wrong or f"ok, {share:.3f} of the bound", flush=True)
 
-    def time(self, name: str, rows: int, all_splits: list[int]) -> None:
+    def time(self, name: str, rows: int, wanted: list[Flags]) -> None:
         """Medians over graph replays."""
         import torch
 
@@ -155,25 +193,29 @@ class Forms:
         module = self.modules[name]
         case = SparseDecodeWideCase(module)
         cache = torch.cuda.get_device_properties(0).L2_cache_size
-        wanted = 4 * cache // case.touched_bytes(rows) + 1
-        sets = case.timed_inputs(rows, min(MAX_SETS, max(MIN_SETS, wanted)))
-        for splits in all_splits:
-            kernel = self.compiled(module, splits=splits)
+        enough = 4 * cache // case.touched_bytes(rows) + 1
+        sets = case.timed_inputs(rows, min(MAX_SETS, max(MIN_SETS, enough)))
+        for flags in wanted:
+            kernel = self.compiled(module, flags)
             us = graph_us([partial(kernel, *given.values()) for given in sets])
-            peer = PEERS.get(module.HEADS, PEERS[128])[rows]
+            peer = PEERS.get(module.HEADS, PEERS[128]).get(rows)
             self.records.append(
-                {"form": name, "rows": rows, "splits": splits, "us": us, "peer_us": peer}
+                {"form": name, "rows": rows, **asdict(flags), "us": us, "peer_us": peer}
             )
-            print(f"{name} rows {rows} splits {splits}: {us:.1f} us, peer {peer}", flush=True)
+            print(f"{name} rows {rows} {flags}: {us:.1f} us, peer {peer}", flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--render", type=Path, metavar="FOLDER", help="write the kernels and end")
     parser.add_argument("--kernels", type=Path, metavar="FOLDER", help="where they are")
-    parser.add_argument("--only", default="", metavar="TEXT", help="forms whose name contains it")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="forms whose name matches")
+    parser.add_argument("--rows", type=numbers, default=ROWS, metavar="N,..", help="of a launch")
+    parser.add_argument("--splits", type=numbers, metavar="N,..", help="time these where they fit")
+    parser.add_argument("--parts", type=numbers, default=(1,), metavar="N,..", help="with these")
     parser.add_argument("--sweep", action="store_true", help="time all numbers of splits")
     parser.add_argument("--quick", action="store_true", help="check only")
+    parser.add_argument("--unchecked", action="store_true", help="time only")
     parser.add_argument("--diagnose", action="store_true", help="say what is wrong, and end")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the records as JSON")
     options = parser.parse_args()
@@ -188,29 +230,32 @@ def main() -> int:
 
     torch.manual_seed(torch.seed() % 2**31)
     forms = Forms(options.kernels)
-    names = [name for name in forms.modules if options.only in name]
+    names = [name for name in forms.modules if re.search(options.only, name)]
     if options.diagnose:
         from wide_diagnosis import SPLITS as DIAGNOSED
         from wide_diagnosis import diagnose
 
         for name in names:
             print(name)
-            diagnose(forms.modules[name], forms.compiled(forms.modules[name], splits=DIAGNOSED))
+            module = forms.modules[name]
+            diagnose(module, forms.compiled(module, Flags(DIAGNOSED, 1)))
         return 0
+    splits = SWEPT if options.sweep else options.splits or ()
     counts = {
-        (name, rows): splits_of(forms.modules[name], rows, options.sweep)
-        for name, rows in itertools.product(names, ROWS)
+        (name, rows): flags_of(forms.modules[name], rows, splits, options.parts)
+        for name, rows in itertools.product(names, options.rows)
     }
     jobs = {
-        forms.modules[name].SparseDecodeWide(splits=splits): partial(
-            compile_to_file, str(forms.modules[name].__file__), splits
+        flags.kernel(forms.modules[name]): partial(
+            compile_to_file, str(forms.modules[name].__file__), flags
         )
         for (name, _), found in counts.items()
-        for splits in found
+        for flags in found
     }
     with compile_ahead(jobs, ARCH, 0, partial(print, flush=True)):
-        for name, rows in counts:
-            forms.check(name, rows, splits_for(forms.modules[name], rows))
+        for (name, rows), found in counts.items() if not options.unchecked else ():
+            for flags in found:
+                forms.check(name, rows, flags)
         if not options.quick:
             for (name, rows), found in counts.items():
                 forms.time(name, rows, found)

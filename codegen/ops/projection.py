@@ -45,6 +45,9 @@ _BESIDE_INDEX_FRONT = (
     *_SMALLEST_TILE[1:],
 )
 
+# Half a ring: what runs beside it on an SM keeps room.
+_BESIDE_THE_CORE = tuple((rows, (*tile, ("ring", 112))) for rows, tile in _SMALLEST_TILE)
+
 PACKED_GEMM = Contract(
     name="packed_gemm",
     doc="One GEMM for all input projections: y = x @ W^T, FP32 accumulation, one cast to BF16. "
@@ -62,7 +65,7 @@ PACKED_GEMM = Contract(
     limits=Limits(divides=(("hidden", 64),)),
     tile=_TILE,
     tactics=_BESIDE_INDEX_FRONT,
-    tile_values=(("tile_n", (32, 24, 40, 48, 16, 64)), _TOKENS, ("ring", (227, 104, 112, 72))),
+    tile_values=(("tile_n", (32, 24, 48, 16, 64)), _TOKENS, ("ring", (227, 104, 112, 72))),
 )
 
 GATE_GEMM = Contract(
@@ -81,8 +84,8 @@ GATE_GEMM = Contract(
     release=Release.AFTER_WEIGHTS,
     limits=Limits(divides=(("hidden", 64),)),
     tile=_TILE,
-    tactics=_SMALLEST_TILE,
-    tile_values=(("tile_n", (32, 64, 48, 16, 96, 128)), _TOKENS, ("ring", (227, 112))),
+    tactics=_BESIDE_THE_CORE,
+    tile_values=(("tile_n", (32, 64, 48, 16, 96, 128)), _TOKENS, ("ring", (112, 227))),
 )
 
 INDEX_GEMM = Contract(

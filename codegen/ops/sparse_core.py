@@ -164,16 +164,17 @@ SPARSE_DECODE_WIDE = Contract(
     ),
     lse_base="2",
     empty_row="zero, -inf",
-    tile=("splits",),
+    tile=("splits", "parts"),
     tactics=tactics(
-        (3, {"splits": 16}),
+        (1, {"splits": 16, "parts": 2}),
+        (3, {"splits": 8, "parts": 2}),
         (7, {"splits": 8}),
         (10, {"splits": 6}),
         (16, {"splits": 3}),
         (32, {"splits": 2}),
         (64, {"splits": 1}),
     ),
-    tile_values=_SPLITS,
+    tile_values=(*_SPLITS, ("parts", (1, 2, 4))),
 )
 
 SPARSE_PUSH = Contract(

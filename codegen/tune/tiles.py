@@ -56,6 +56,6 @@ def _tiles(contract: Contract, rows: int) -> list[Tactic]:
 
 
 def _distance(tactic: Tactic, now: Mapping[str, int]) -> tuple[int, float]:
-    """How many fields differ, then the doublings and halvings between them."""
+    """How many fields differ, then the doublings and halvings between them; a switch has none."""
     changed = sum(value != now[name] for name, value in tactic)
-    return changed, sum(abs(log2(value / now[name])) for name, value in tactic)
+    return changed, sum(abs(log2(max(value, 1) / max(now[name], 1))) for name, value in tactic)

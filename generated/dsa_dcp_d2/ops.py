@@ -214,11 +214,9 @@ OPS = (
         kernel="topk_local:TopkLocal",
         tactics={
             ("sm_90a", 8): {"parts": 8, "threads": 1024},
-            ("sm_90a", 16): {"parts": 8, "threads": 512},
             ("sm_90a", 32): {"parts": 4, "threads": 1024},
             ("sm_90a", 64): {"parts": 2, "threads": 1024},
             ("sm_100a", 8): {"parts": 8, "threads": 1024},
-            ("sm_100a", 16): {"parts": 8, "threads": 512},
             ("sm_100a", 32): {"parts": 4, "threads": 1024},
             ("sm_100a", 64): {"parts": 2, "threads": 1024},
         },

@@ -3,12 +3,12 @@
 Generated from pipelines/dsa_tp_flashmla.yaml; do not edit. Schedule proved.
 
     arch     q  rows          method
-    sm_90a   1  1             _front_fork
-    sm_90a   1  2-4           _front
-    sm_90a   1  5-8, 16, 32   _fork
+    sm_90a   1  1             _apart_late
+    sm_90a   1  2-4           _apart_front
+    sm_90a   1  5-8, 16, 32   _apart_fork
     sm_90a   1  64            _fork_split
-    sm_90a   4  4, 8          _front
-    sm_90a   4  16, 32        _fork
+    sm_90a   4  4, 8          _apart_front
+    sm_90a   4  16, 32        _apart_fork
     sm_90a   4  64            _fork_split
     sm_100a  1  1-4           _late_front
     sm_100a  1  5-8, 16, 32   _fork
@@ -41,26 +41,26 @@ class DsaTpFlashmlaLayer(Layer):
     OPS = OPS
     RANKS = 8
     ROWS_CAP = ROWS_CAP
-    STREAMS = {"side": 0}
+    STREAMS = {"side": 0, "gates": 0}
     TABLE = {
         ("sm_90a", 1): {
-            1: "_front_fork",
-            2: "_front",
-            3: "_front",
-            4: "_front",
-            5: "_fork",
-            6: "_fork",
-            7: "_fork",
-            8: "_fork",
-            16: "_fork",
-            32: "_fork",
+            1: "_apart_late",
+            2: "_apart_front",
+            3: "_apart_front",
+            4: "_apart_front",
+            5: "_apart_fork",
+            6: "_apart_fork",
+            7: "_apart_fork",
+            8: "_apart_fork",
+            16: "_apart_fork",
+            32: "_apart_fork",
             64: "_fork_split",
         },
         ("sm_90a", 4): {
-            4: "_front",
-            8: "_front",
-            16: "_fork",
-            32: "_fork",
+            4: "_apart_front",
+            8: "_apart_front",
+            16: "_apart_fork",
+            32: "_apart_fork",
             64: "_fork_split",
         },
         ("sm_100a", 1): {
@@ -85,88 +85,103 @@ class DsaTpFlashmlaLayer(Layer):
         },
     }
 
-    def _front_fork(self, step: Step, at: SimpleNamespace) -> None:
+    def _apart_late(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1 (q 1) on sm_90a.
 
-        main  packed_gemm index_front index_scores topk_select flashmla_sparse mla_value o_proj
-        side                          mla_query .............../
+        main   packed_gemm index_front index_scores topk_select flashmla_sparse mla_value o_proj
+        side                                        mla_query ../
+        gates                                                   gate_gemm ....../
         """
-        main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:107
+        main, side, gates = self.main, self.side, self.gates
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:115
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :107
-        side.wait_stream(main)
+        )  # :115
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :107
+        )  # :115
+        side.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :107
+        )  # :115
+        gates.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :108
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :116
         main.wait_stream(side)  # flashmla_sparse needs what side made
         self.flashmla_sparse(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :107 plain: it never waits
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :107
-        self.o_proj(at.gated, out=step.out)  # :107
+        )  # :115 plain: it never waits
+        with self.on(gates):
+            self.gate_gemm(step.hidden, at.gate)  # :117
+        main.wait_stream(gates)  # mla_value needs what gates made
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :115
+        self.o_proj(at.gated, out=step.out)  # :115
 
-    def _front(self, step: Step, at: SimpleNamespace) -> None:
+    def _apart_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 2-4 (q 1) and 4, 8 (q 4) on sm_90a.
 
-        main  packed_gemm index_front index_scores topk_select flashmla_sparse mla_value o_proj
-        side              mla_query .........................../
+        main   packed_gemm index_front index_scores topk_select flashmla_sparse mla_value o_proj
+        side               mla_query .........................../
+        gates                                                   gate_gemm ....../
         """
-        main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:96
+        main, side, gates = self.main, self.side, self.gates
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:111
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :96
+        )  # :111
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :96
+        )  # :111
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :96
+        )  # :111
+        gates.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :97
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :112
         main.wait_stream(side)  # flashmla_sparse needs what side made
         self.flashmla_sparse(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :96 plain: it never waits
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :96
-        self.o_proj(at.gated, out=step.out)  # :96
+        )  # :111 plain: it never waits
+        with self.on(gates):
+            self.gate_gemm(step.hidden, at.gate)  # :113
+        main.wait_stream(gates)  # mla_value needs what gates made
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :111
+        self.o_proj(at.gated, out=step.out)  # :111
 
-    def _fork(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 5-8, 16, 32 (q 1) and 16, 32 (q 4) on sm_90a; rows 5-8, 16, 32 (q 1) and 4, 8, 16, 32 (q 4) on sm_100a.
+    def _apart_fork(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 5-8, 16, 32 (q 1) and 16, 32 (q 4) on sm_90a.
 
-        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select flashmla_sparse mla_value o_proj
-        side              mla_query .............................................../
+        main   packed_gemm query_norm index_gemm dsa_index index_scores topk_select flashmla_sparse mla_value o_proj
+        side               mla_query .............................................../
+        gates                                                           gate_gemm ................../
         """
-        main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:90
+        main, side, gates = self.main, self.side, self.gates
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:119
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :90
-        self.index_gemm(at.q_c, at.index_q)  # :90
+        self.query_norm(at.q_a, at.q_c)  # :119
+        self.index_gemm(at.q_c, at.index_q)  # :119
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :90
+        )  # :119
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :90
+        )  # :119
+        gates.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :90
+        )  # :119
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :91
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :121
         main.wait_stream(side)  # flashmla_sparse needs what side made
         self.flashmla_sparse(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :90 plain: it never waits
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :90
-        self.o_proj(at.gated, out=step.out)  # :90
+        )  # :119 plain: it never waits
+        with self.on(gates):
+            self.gate_gemm(step.hidden, at.gate)  # :122
+        main.wait_stream(gates)  # mla_value needs what gates made
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :120
+        self.o_proj(at.gated, out=step.out)  # :120
 
     def _fork_split(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a; rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -175,47 +190,76 @@ class DsaTpFlashmlaLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:93
-        self.query_norm(at.q_a, at.q_c)  # :93
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:94
+        self.query_norm(at.q_a, at.q_c)  # :94
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :93
+        self.index_gemm(at.q_c, at.index_q)  # :94
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :93
+        )  # :94
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :93
+        )  # :94
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :93
+        )  # :94
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :94
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :95
         main.wait_stream(side)  # flashmla_sparse needs what side made
         self.flashmla_sparse(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :93 plain: it never waits
-        self.value_bmm(at.latent, at.values, pdl=False)  # :93 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :93
-        self.o_proj(at.gated, out=step.out)  # :93
+        )  # :94 plain: it never waits
+        self.value_bmm(at.latent, at.values, pdl=False)  # :94 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :94
+        self.o_proj(at.gated, out=step.out)  # :94
 
     def _late_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) on sm_100a.
 
         main  packed_gemm index_front index_scores topk_select mla_query flashmla_sparse mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:104
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:105
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :104
+        )  # :105
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :104
+        )  # :105
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :104
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :104
+        )  # :105
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :105
         self.flashmla_sparse(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :104 plain: it never waits
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :104
-        self.o_proj(at.gated, out=step.out)  # :104
+        )  # :105 plain: it never waits
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :105
+        self.o_proj(at.gated, out=step.out)  # :105
+
+    def _fork(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 5-8, 16, 32 (q 1) and 4, 8, 16, 32 (q 4) on sm_100a.
+
+        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select flashmla_sparse mla_value o_proj
+        side              mla_query .............................................../
+        """
+        main, side = self.main, self.side
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:91
+        side.wait_stream(main)
+        self.query_norm(at.q_a, at.q_c)  # :91
+        self.index_gemm(at.q_c, at.index_q)  # :91
+        self.dsa_index(
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :91
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :91
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :91
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :92
+        main.wait_stream(side)  # flashmla_sparse needs what side made
+        self.flashmla_sparse(
+            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
+        )  # :91 plain: it never waits
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :91
+        self.o_proj(at.gated, out=step.out)  # :91

@@ -97,10 +97,10 @@ class DsaTpModesLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_select sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:88
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:89
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
-        )  # :88
+        )  # :89
         self.index_front(
             at.wk,
             at.wv,
@@ -110,17 +110,17 @@ class DsaTpModesLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-        )  # :88
+        )  # :89
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :88
+        )  # :89
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :88
-        # :88
+        )  # :89
+        # :89
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :88
-        self.o_proj(at.gated, out=step.out)  # :88
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :89
+        self.o_proj(at.gated, out=step.out)  # :89
 
     def _front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 2 (q 1) on sm_90a.
@@ -129,114 +129,114 @@ class DsaTpModesLayer(Layer):
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:96
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:97
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :96
+        )  # :97
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :96
+        )  # :97
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :96
+        )  # :97
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :97
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :98
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :96
+        # :97
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :96
-        self.o_proj(at.gated, out=step.out)  # :96
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :97
+        self.o_proj(at.gated, out=step.out)  # :97
 
     def _wait(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 3 (q 1) and 4 (q 4) on sm_90a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:99
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:100
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
-        )  # :99
-        self.index_gemm(at.q_c, at.index_q)  # :99
+        )  # :100
+        self.index_gemm(at.q_c, at.index_q)  # :100
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :99
+        )  # :100
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :99
+        )  # :100
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :99
-        # :99
+        )  # :100
+        # :100
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :99
-        self.o_proj(at.gated, out=step.out)  # :99
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :100
+        self.o_proj(at.gated, out=step.out)  # :100
 
     def _late_front_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 4 (q 1) and 8 (q 4) on sm_90a.
 
         main  packed_gemm index_front index_scores topk_select mla_query sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:104
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:105
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :104
+        )  # :105
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :104
+        )  # :105
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :104
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :104
-        # :104
+        )  # :105
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :105
+        # :105
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :104
-        self.o_proj(at.gated, out=step.out)  # :104
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :105
+        self.o_proj(at.gated, out=step.out)  # :105
 
     def _late_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) on sm_100a.
 
         main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:104
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:105
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :104
+        )  # :105
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :104
+        )  # :105
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :104
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :104
+        )  # :105
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :105
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :104 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :104
-        self.o_proj(at.gated, out=step.out)  # :104
+        )  # :105 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :105
+        self.o_proj(at.gated, out=step.out)  # :105
 
     def _late(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5 (q 1) and 16 (q 4) on sm_90a.
 
         main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select mla_query sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:101
-        self.query_norm(at.q_a, at.q_c)  # :101
-        self.index_gemm(at.q_c, at.index_q)  # :101
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:102
+        self.query_norm(at.q_a, at.q_c)  # :102
+        self.index_gemm(at.q_c, at.index_q)  # :102
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :101
+        )  # :102
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :101
+        )  # :102
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :101
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :101
-        # :101
+        )  # :102
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :102
+        # :102
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :101
-        self.o_proj(at.gated, out=step.out)  # :101
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :102
+        self.o_proj(at.gated, out=step.out)  # :102
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 6-8, 16, 32 (q 1) and 32 (q 4) on sm_90a.
@@ -245,26 +245,26 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:90
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:91
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :90
-        self.index_gemm(at.q_c, at.index_q)  # :90
+        self.query_norm(at.q_a, at.q_c)  # :91
+        self.index_gemm(at.q_c, at.index_q)  # :91
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :90
+        )  # :91
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :90
+        )  # :91
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :90
+        )  # :91
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :91
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :92
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :90
+        # :91
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :90
-        self.o_proj(at.gated, out=step.out)  # :90
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :91
+        self.o_proj(at.gated, out=step.out)  # :91
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8 (q 1) and 4, 8 (q 4) on sm_100a.
@@ -273,27 +273,27 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:90
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:91
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :90
-        self.index_gemm(at.q_c, at.index_q)  # :90
+        self.query_norm(at.q_a, at.q_c)  # :91
+        self.index_gemm(at.q_c, at.index_q)  # :91
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :90
+        )  # :91
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :90
+        )  # :91
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :90
+        )  # :91
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :91
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :92
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :90 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :90
-        self.o_proj(at.gated, out=step.out)  # :90
+        )  # :91 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :91
+        self.o_proj(at.gated, out=step.out)  # :91
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -302,27 +302,27 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:90
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:91
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :90
-        self.index_gemm(at.q_c, at.index_q)  # :90
+        self.query_norm(at.q_a, at.q_c)  # :91
+        self.index_gemm(at.q_c, at.index_q)  # :91
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :90
+        )  # :91
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :90
+        )  # :91
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :90
+        )  # :91
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :91
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :92
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :90 plain: reads `valid` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :90
-        self.o_proj(at.gated, out=step.out)  # :90
+        )  # :91 plain: reads `valid` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :91
+        self.o_proj(at.gated, out=step.out)  # :91
 
     def _fork_split_sparse_decode_mla_value(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -331,26 +331,26 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:93
-        self.query_norm(at.q_a, at.q_c)  # :93
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:94
+        self.query_norm(at.q_a, at.q_c)  # :94
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :93
+        self.index_gemm(at.q_c, at.index_q)  # :94
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :93
+        )  # :94
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :93
+        )  # :94
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :93
+        )  # :94
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :94
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :95
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :93
+        # :94
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :93
-        self.o_proj(at.gated, out=step.out)  # :93
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :94
+        self.o_proj(at.gated, out=step.out)  # :94
 
     def _fork_split_trtllm_gen_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -359,25 +359,25 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:93
-        self.query_norm(at.q_a, at.q_c)  # :93
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:94
+        self.query_norm(at.q_a, at.q_c)  # :94
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :93
+        self.index_gemm(at.q_c, at.index_q)  # :94
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :93
+        )  # :94
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :93
+        )  # :94
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :93
+        )  # :94
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :94
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :95
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :93 plain: reads `valid` before its wait
-        self.value_bmm(at.latent, at.values, pdl=False)  # :93 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :93
-        self.o_proj(at.gated, out=step.out)  # :93
+        )  # :94 plain: reads `valid` before its wait
+        self.value_bmm(at.latent, at.values, pdl=False)  # :94 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :94
+        self.o_proj(at.gated, out=step.out)  # :94

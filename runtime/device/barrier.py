@@ -24,6 +24,7 @@ again:
 mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], {$r1};
 @!done bra again;
 }"""
+_WAIT_SOON = _WAIT_FOR_PEERS.replace(".acquire.cluster", "")
 
 
 def allocate(shared: SmemAllocator, count: int) -> cute.Pointer:
@@ -70,6 +71,13 @@ def arrive_as_warp(barrier: cute.Pointer) -> None:
 def wait(barrier: cute.Pointer, parity) -> None:
     """Returns once the phase of that parity is over; its bytes are then visible."""
     cute.arch.mbarrier_wait(barrier, parity)
+
+
+def wait_soon(barrier: cute.Pointer, parity) -> None:
+    """`wait` for a phase that is over within a microsecond: without the hint at how long a thread
+    may sleep, since it wakes from that late.
+    """
+    inline_ptx(_WAIT_SOON, read_only_args=[Int32(barrier.toint()), Int32(parity)])
 
 
 def wait_for_peers(barrier: cute.Pointer, parity) -> None:

@@ -7,7 +7,7 @@ have read what they want of it, and before what they send it has arrived.
 
 from __future__ import annotations
 
-from cutlass import Int32, Uint32, Uint64, cute
+from cutlass import Float32, Int32, Uint32, Uint64, cute
 from cutlass.cute.arch import inline_ptx
 
 MAX_PORTABLE = 8
@@ -42,6 +42,21 @@ def load(tensor: cute.Tensor, index, rank):
         read_only_args=[address],
     )
     return word
+
+
+def load_floats(place: cute.Tensor, count: int, rank) -> list[Float32]:
+    """The first `count` FP32 of what is `place` here, in the CTA of that rank; 2 or 4, aligned.
+
+    Sides meet as for `load`.
+    """
+    words = ", ".join(f"{{$w{number}}}" for number in range(count))
+    return list(
+        inline_ptx(
+            f"ld.shared::cluster.v{count}.f32 {{{words}}}, [{{$r0}}];",
+            write_only_types=[Float32] * count,
+            read_only_args=[_address(place, 0, rank)],
+        )
+    )
 
 
 def add(tensor: cute.Tensor, index, value: Uint32, rank) -> None:

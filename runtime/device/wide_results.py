@@ -20,13 +20,15 @@ from .wide_sums import WideSums
 class WideResults:
     """Where the results of a row's tile of heads go.
 
-    heads: of all tiles; first_head: of this one. result: BF16 (head, column). lse: FP32 (head), or
+    heads: of all tiles; first_head: of this one. first_tile: of these columns, whose sums hold the
+    tiles from it on. result: BF16 (head, column). lse: FP32 (head), or
     None. count: keys of the row; without any, results are exactly 0 and the LSE is -inf. key_scale:
     what all sums are to be multiplied by.
     """
 
     heads: int
     first_head: cutlass.Int32
+    first_tile: cutlass.Int32
     result: cute.Tensor
     lse: cute.Tensor | None
     count: cutlass.Int32
@@ -49,7 +51,7 @@ class WideResults:
         """
         group_lane = lane % mma.GROUP_LANES
         tiles = cute.size(total) // mma.FRAGMENT
-        first_tile = warp // wgmma.WARPS * tiles
+        first_tile = self.first_tile + warp // wgmma.WARPS * tiles
         places = self._places(warp, lane)
         for side in cutlass.range_constexpr(wide_softmax.SIDES):
             head = self.first_head + places[side]
@@ -68,7 +70,7 @@ class WideResults:
                     column_tile = first_tile + tile + group_lane
                     vector = memory.vector_at(target, column_tile, memory.BF16_VECTOR)
                     memory.store_words(cute.recast_tensor(vector, Uint32), words)
-            if warp < wgmma.WARPS:
+            if warp < wgmma.WARPS and self.first_tile == 0:
                 self._store_lse(head, mass, highest, lane)
 
     @cute.jit
@@ -81,11 +83,12 @@ class WideResults:
         ]
         groups = warps // wgmma.WARPS
         for tile in cutlass.range(warp // wgmma.WARPS, sums.present(rank), groups, unroll=1):
-            merged = sums.merge(factors, tile, warp % wgmma.WARPS, lane)
+            owned_tile = rank * sums.owned + tile
+            merged = sums.merge(factors, owned_tile, warp % wgmma.WARPS, lane)
             for side in cutlass.range_constexpr(wide_softmax.SIDES):
                 values = merged[2 * side : 2 * side + 2]
-                self._store_pair(places[side], rank * sums.owned + tile, values, lane)
-        if rank == 0 and warp < wgmma.WARPS:
+                self._store_pair(places[side], self.first_tile + owned_tile, values, lane)
+        if rank == 0 and warp < wgmma.WARPS and self.first_tile == 0:
             for side in cutlass.range_constexpr(wide_softmax.SIDES):
                 _, mass, highest = shares[side]
                 self._store_lse(self.first_head + places[side], mass, highest, lane)

@@ -1,17 +1,16 @@
 """Rows of a latent cache on their way into operand blocks, by cache format.
 
-Four lanes share a row; each takes 16 of every 64 columns. The E4M3 codes enter as F16, in which
+Four lanes share 64 columns of a row; each takes 16 of them. The E4M3 codes enter as F16, in which
 they are exact; one tile of blocks then serves the scores (K) and the sums (V) alike.
 
-A format gives: `row_bytes`, the dtype of the query that goes with it, what a lane loads of a row
-(`offsets`) and how that becomes blocks (`convert`), the same for a query row, and the scores and
-weights of a group of keys. Where `tensor_scaled` is set, query and keys are codes that the
-caller's q_scale and k_scale belong to.
+A format gives: `row_bytes`, the dtype of the query that goes with it, what the lanes of a warp load
+of eight rows (`fill`) and how that becomes blocks (`convert`), the same for a query row, and the
+scores and weights of a group of keys. Where `tensor_scaled` is set, query and keys are codes that
+the caller's q_scale and k_scale belong to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import cutlass
@@ -35,17 +34,22 @@ _BF16_BYTES = 2
 _QUERY_EXPONENT = 15
 _STEPS = operand_blocks.COLUMNS // operand_blocks.STEP_COLUMNS
 
-Take = Callable[[int], list[Uint32]]
-"""The words of a lane's vector of a row, by its number."""
+_PARTS = reduce.WARP // (2 * LANES)
+"""Blocks of two rows that a warp loads at once."""
+_COUPLES = reduce.WARP // LANES // 2
+"""Pairs among the rows of a warp."""
 
 
 @dsl_user_op
 def load_vector(pointer, *, loc=None, ip=None) -> list[Uint32]:
-    """Four words of device memory, aligned to their 16 bytes, past the L1 cache."""
+    """Four words of device memory, aligned to their 16 bytes, past the L1 cache.
+
+    What lies around them comes to the L2 cache, most of it of the same row.
+    """
     words = llvm.inline_asm(
         ir.Type.parse("!llvm.struct<(i32, i32, i32, i32)>"),
         [Int64(pointer.toint(loc=loc, ip=ip)).ir_value(loc=loc, ip=ip)],
-        "ld.global.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];",
+        "ld.global.L1::no_allocate.L2::256B.v4.b32 {$0, $1, $2, $3}, [$4];",
         "=r,=r,=r,=r,l",
         has_side_effects=True,
         is_align_stack=False,
@@ -56,6 +60,27 @@ def load_vector(pointer, *, loc=None, ip=None) -> list[Uint32]:
     return [
         Uint32(llvm.extractvalue(T.i32(), words, [place], loc=loc, ip=ip)) for place in range(4)
     ]
+
+
+@dsl_user_op
+def load_index(pointer, *, loc=None, ip=None) -> Uint32:
+    """A word of device memory, asked for where this stands and not where it is first used.
+
+    That takes a volatile load: others are moved behind the branch that decides on their use.
+    """
+    return Uint32(
+        llvm.inline_asm(
+            T.i32(),
+            [Int64(pointer.toint(loc=loc, ip=ip)).ir_value(loc=loc, ip=ip)],
+            "ld.volatile.global.b32 $0, [$1];",
+            "=r,l",
+            has_side_effects=True,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+            loc=loc,
+            ip=ip,
+        )
+    )
 
 
 @dsl_user_op
@@ -83,39 +108,28 @@ def request_row(row, size: int, lane) -> None:
         _request_line(row + cutlass.min(first + lane * _REQUEST, size - 1))
 
 
-def make_feed(offsets: list) -> cute.Tensor:
-    """Registers for a lane's vectors of a row, u32 (vector, word)."""
-    return cute.make_rmem_tensor((len(offsets), 4), Uint32)
+def make_feed(vectors: int) -> cute.Tensor:
+    """Registers for a lane's vectors, u32 (vector, word)."""
+    return cute.make_rmem_tensor((vectors, 4), Uint32)
 
 
-def fill(feed: cute.Tensor, offsets: list, row) -> None:
-    """Requests all vectors of the row at a pointer."""
-    for number in range(len(offsets)):
-        _fill_one(feed, offsets, number, row)
-
-
-def _fill_one(feed: cute.Tensor, offsets: list, number: int, row) -> None:
-    for place, word in enumerate(load_vector(row + offsets[number])):
+def _fill_one(feed: cute.Tensor, number: int, pointer) -> None:
+    for place, word in enumerate(load_vector(pointer)):
         feed[number, place] = word
 
 
-def taken(feed: cute.Tensor) -> Take:
-    """Takes what is in the registers."""
-    return lambda number: [feed[number, place] for place in range(4)]
+def taken(feed: cute.Tensor, number: int) -> list[Uint32]:
+    """The words of a lane's vector."""
+    return [feed[number, place] for place in range(4)]
 
 
-def replaced(feed: cute.Tensor, offsets: list, row) -> Take:
-    """As `taken`; every vector that is taken makes room for that of the row at a pointer.
+def _spread(lane) -> tuple:
+    """(row of two, block of _PARTS, lane of four) of a lane whose warp loads parts of two rows.
 
-    So the loads of a row are under way while the row before it is converted.
+    Eight neighbouring lanes have four neighbouring vectors of both rows: in the blocks these
+    meet all banks.
     """
-
-    def take(number: int) -> list[Uint32]:
-        words = taken(feed)(number)
-        _fill_one(feed, offsets, number, row)
-        return words
-
-    return take
+    return lane // LANES % 2, lane // (2 * LANES), lane % LANES
 
 
 def store_columns(blocks, block: int, row, lane, chunk: int, words: list[Uint32]) -> None:
@@ -152,21 +166,57 @@ class WideFp8TensorRows:
         """Blocks of a row's columns."""
         return self.row_bytes // operand_blocks.COLUMNS
 
-    def offsets(self, lane) -> list:
-        """Bytes of a row at which the lane's vectors begin."""
-        return [block * operand_blocks.COLUMNS + lane * _VECTOR for block in range(self.blocks)]
+    @property
+    def vectors(self) -> int:
+        """Vectors of a lane for the rows that a warp takes at a time."""
+        return self.blocks
 
-    def convert(self, take: Take, blocks, row, lane, key_scales) -> None:
-        """Fills the lane's part of a row of the blocks from address `blocks` on."""
-        for block in range(self.blocks):
-            store_codes(blocks, block, row, lane, take(block))
+    def fill(self, feed: cute.Tensor, cache, index, lane) -> None:
+        """Asks for eight rows; lanes 4 r.. hold the `index` of row r of the `cache`, a pointer.
+
+        A load covers whole lines: two rows, 256 columns of each. What is left are eight rows' ends.
+        """
+        side, part, row_lane = _spread(lane)
+        for couple in range(_COUPLES):
+            listed = cute.arch.shuffle_sync(index, (2 * couple + side) * LANES)
+            row = cache + Int64(listed) * self.row_bytes
+            for number, block in self._loads(couple):
+                begin = (block + part) * operand_blocks.COLUMNS + row_lane * _VECTOR
+                _fill_one(feed, number, row + begin)
+        row = cache + Int64(index) * self.row_bytes
+        for block in range(self._wide_blocks, self.blocks):
+            _fill_one(feed, block, row + block * operand_blocks.COLUMNS + row_lane * _VECTOR)
+
+    def convert(self, feed: cute.Tensor, blocks, first_row, lane, key_scales) -> None:
+        """Turns what `fill` has asked for into rows `first_row` and on, a multiple of eight, of the
+        blocks from address `blocks` on."""
+        side, part, row_lane = _spread(lane)
+        for couple in range(_COUPLES):
+            row = first_row + 2 * couple + side
+            for number, block in self._loads(couple):
+                store_codes(blocks, block + part, row, row_lane, taken(feed, number))
+        row = first_row + lane // LANES
+        for block in range(self._wide_blocks, self.blocks):
+            store_codes(blocks, block, row, row_lane, taken(feed, block))
+
+    @property
+    def _wide_blocks(self) -> int:
+        """Blocks that are loaded two rows at a time."""
+        return self.kv_lora // operand_blocks.COLUMNS
+
+    def _loads(self, couple: int) -> list[tuple[int, int]]:
+        """(vector of the lane, first block) of the loads of two rows."""
+        count = self._wide_blocks // _PARTS
+        return [(couple * count + number, number * _PARTS) for number in range(count)]
 
     def convert_query(self, source, blocks, row, lane, head_scales: cute.Tensor) -> None:
         """As `convert` for the query row at a pointer; its scores come out as they are."""
-        offsets = self.offsets(lane)
-        feed = make_feed(offsets)
-        fill(feed, offsets, source)
-        self.convert(taken(feed), blocks, row, lane, head_scales)
+        offsets = [block * operand_blocks.COLUMNS + lane * _VECTOR for block in range(self.blocks)]
+        feed = make_feed(len(offsets))
+        for block, offset in enumerate(offsets):
+            _fill_one(feed, block, source + offset)
+        for block in range(self.blocks):
+            store_codes(blocks, block, row, lane, taken(feed, block))
 
     def scores(self, query, keys, key_scales, head_scales: list, group_lane) -> list[Float32]:
         """C fragments of a group's scores; `query` and `keys` are descriptors."""
@@ -213,7 +263,18 @@ class WideFp8DsMlaRows:
     def _pe_offset(self) -> int:
         return self.kv_lora + self.kv_lora // SCALE_GROUP * _SCALE_BYTES
 
-    def offsets(self, lane) -> list:
+    @property
+    def vectors(self) -> int:
+        """Vectors of a lane for the rows that a warp takes at a time."""
+        return 1 + self._code_blocks + LANE_CHUNKS
+
+    def fill(self, feed: cute.Tensor, cache, index, lane) -> None:
+        """Asks for eight rows; lanes 4 r.. hold the `index` of row r of the `cache`, a pointer."""
+        row = cache + Int64(index) * self.row_bytes
+        for number, offset in enumerate(self._offsets(lane % LANES)):
+            _fill_one(feed, number, row + offset)
+
+    def _offsets(self, lane) -> list:
         """Bytes of a row at which the lane's vectors begin: scales, codes, position part."""
         codes = [
             block * operand_blocks.COLUMNS + lane * _VECTOR for block in range(self._code_blocks)
@@ -221,12 +282,14 @@ class WideFp8DsMlaRows:
         first = self._pe_offset + lane * (LANE_CHUNKS * _VECTOR)
         return [self.kv_lora, *codes, *(first + chunk * _VECTOR for chunk in range(LANE_CHUNKS))]
 
-    def convert(self, take: Take, blocks, row, lane, key_scales: cute.Tensor) -> None:
-        """Fills the lane's part of a row of the blocks from address `blocks` on.
+    def convert(self, feed: cute.Tensor, blocks, first_row, lane, key_scales: cute.Tensor) -> None:
+        """Turns what `fill` has asked for into rows `first_row` and on of the blocks from address
+        `blocks` on.
 
         The power of two of the key goes to `key_scales`, FP32 (key); all four lanes store it.
         """
-        scales = [word.bitcast(Float32) for word in take(0)]
+        row, lane = first_row + lane // LANES, lane % LANES
+        scales = [word.bitcast(Float32) for word in taken(feed, 0)]
         largest = scales[0]
         for scale in scales[1:]:
             largest = cute.arch.fmax(largest, scale)
@@ -236,9 +299,9 @@ class WideFp8DsMlaRows:
         key_scales[row] = cute.arch.exp2(exponent)
         for block in range(self._code_blocks):
             group = block * operand_blocks.COLUMNS // SCALE_GROUP
-            store_codes(blocks, block, row, lane, take(1 + block), ratios[group])
+            store_codes(blocks, block, row, lane, taken(feed, 1 + block), ratios[group])
         for chunk in range(LANE_CHUNKS):
-            words = take(1 + self._code_blocks + chunk)
+            words = taken(feed, 1 + self._code_blocks + chunk)
             store_columns(blocks, self._code_blocks, row, lane, chunk, words)
 
     def convert_query(self, source, blocks, row, lane, head_scales: cute.Tensor) -> None:

@@ -1,9 +1,10 @@
 """Two stages of operand blocks through which groups of keys pass three kinds of warps.
 
 Group n of a CTA takes stage n % 2. Gathering warps fill it (`ready`), scoring warps turn its keys
-into the one block of weights (`scored`), and the warps that sum the values give both back
-(`free`). The query's blocks come before the stages in one run of memory, so that their descriptors
-differ by whole blocks, and everything can be used for something else once the sums are done.
+into the one block of weights (`scored`), and the warps that sum the values give both back, the
+stage in SHARES shares of its keys (`free`). The query's blocks come before the stages in one run of
+memory, so that their descriptors differ by whole blocks, and everything can be used for something
+else once the sums are done.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from .wide_softmax import GROUP
 
 COUNT = 2
 """Stages."""
+SHARES = 4
+"""Shares of a stage's keys, given back one by one."""
+MASSES = 4
 _HEADS = operand_blocks.ROWS
 _WORD_BYTES = 4
-_BARRIERS = 2 * COUNT + 3
+_BARRIERS = (1 + SHARES) * COUNT + 3
 
 
 def shared_bytes(blocks: int) -> int:
     """Shared memory of a CTA whose rows have that many blocks."""
-    scales = COUNT * GROUP + 5 * _HEADS
+    scales = COUNT * GROUP + (2 + MASSES) * _HEADS
     whole = ((1 + COUNT) * blocks + 1) * operand_blocks.BYTES
     return whole + scales * _WORD_BYTES + _BARRIERS * barrier.BYTES
 
@@ -36,8 +40,10 @@ class Stages:
 
     key_scales: FP32 (stage, key). head_scales: FP32 (head), of the query. moves: FP32 (head), what
     the sums so far are to be multiplied by before those of a group are added. masses: FP32
-    (head, 3): the maximum, the mass and what refers the sums to that maximum, of all groups.
-    asked: the query lies in its blocks; done: the masses are there. Each happens once.
+    (head, MASSES): the maximum, the mass and what refers the sums to that maximum, of all groups;
+    the fourth is unused.
+    asked: the query lies in its blocks; done: the masses are there, and nobody reads the stages any
+    more. Each happens once.
     """
 
     blocks: int
@@ -63,9 +69,9 @@ class Stages:
             key_scales=memory.allocate(shared, Float32, COUNT, GROUP),
             head_scales=memory.allocate(shared, Float32, _HEADS),
             moves=memory.allocate(shared, Float32, _HEADS),
-            masses=memory.allocate(shared, Float32, _HEADS, 3),
+            masses=memory.allocate(shared, Float32, _HEADS, MASSES),
             ready=barrier.allocate(shared, COUNT),
-            free=barrier.allocate(shared, COUNT),
+            free=barrier.allocate(shared, COUNT * SHARES),
             scored=barrier.allocate(shared, 1),
             asked=barrier.allocate(shared, 1),
             done=barrier.allocate(shared, 1),
@@ -74,10 +80,10 @@ class Stages:
     def initialise(self, gather_warps: int, score_warps: int, value_warps: int) -> None:
         """Sets up the barriers, an arrival a warp; one thread, a CTA barrier follows."""
         barrier.make_ready(self.ready, COUNT, gather_warps)
-        barrier.make_ready(self.free, COUNT, value_warps)
+        barrier.make_ready(self.free, COUNT * SHARES, value_warps)
         barrier.make_ready(self.scored, 1, score_warps)
         barrier.make_ready(self.asked, 1, value_warps)
-        barrier.make_ready(self.done, 1, score_warps)
+        barrier.make_ready(self.done, 1, score_warps + value_warps)
         barrier.fence_ready()
 
     def address(self, block):
@@ -104,12 +110,16 @@ class Stages:
 
     def wait_ready(self, group) -> None:
         """Until the keys of a group lie in its stage."""
-        barrier.wait(self.ready + group % COUNT, group // COUNT % 2)
+        barrier.wait_soon(self.ready + group % COUNT, group // COUNT % 2)
 
     def wait_scored(self, group) -> None:
         """Until the weights of a group are there."""
-        barrier.wait(self.scored, group % 2)
+        barrier.wait_soon(self.scored, group % 2)
 
-    def wait_free(self, group) -> None:
-        """Until stage and weights of a group have been given back."""
-        barrier.wait(self.free + group % COUNT, group // COUNT % 2)
+    def free_of(self, group) -> cute.Pointer:
+        """The barriers of a group's stage at which its shares are given back, in their order."""
+        return self.free + group % COUNT * SHARES
+
+    def wait_free(self, group, share=SHARES - 1) -> None:
+        """Until a share of a group's stage has been given back, the weights with the last one."""
+        barrier.wait_soon(self.free_of(group) + share, group // COUNT % 2)

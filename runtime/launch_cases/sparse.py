@@ -197,7 +197,10 @@ class SparseDecodeWideCase(SparseDecodeCase):
     """The same for tiles of 64 heads; the scales of a cache row are powers of two, as written."""
 
     class_name = "SparseDecodeWide"
-    variants = ({}, {"splits": 1}, {"splits": 2}, {"splits": 3}, {"splits": 7}, {"splits": 16})
+    variants = (
+        *({}, {"splits": 1}, {"splits": 2}, {"splits": 3}, {"splits": 7}, {"splits": 16}),
+        *({"splits": 1, "parts": 2}, {"splits": 16, "parts": 2}, {"splits": 3, "parts": 4}),
+    )
     scales_are_powers = True
 
     def units_of(self, rows: Tensor) -> Tensor:

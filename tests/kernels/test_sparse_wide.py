@@ -65,7 +65,16 @@ def test_forms_wait(forms, form, splits):
     assert re.search(rf"mul\.wide\.[su]32\s+%rd\d+, %r\d+, {module.ROWS.row_bytes};", ptx), (
         "the byte offset of a row must be a 64-bit product"
     )
-    assert ("st.async" in ptx) == (splits > 1)
+    assert ("ld.shared::cluster.v4.f32" in ptx) == (splits > 1)
+
+
+@pytest.mark.parametrize("parts, columns, products", [(2, 128, 4), (4, 64, 4)])
+def test_parts_share_the_columns(forms, parts, columns, products):
+    """Two warpgroups of a CTA sum up 512 columns over the parts, in four steps of 16 keys."""
+    ptx = ptx_text(forms["fp8_tensor", None], splits=16, parts=parts)
+    values = re.findall(r"m64n(\d+)k16\.f32\.f16\.f16 [^;]*, 1, 1, 0, 1;", ptx)
+    assert values == [str(columns)] * products
+    assert ".local" not in ptx
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -94,6 +103,9 @@ def test_flags_are_checked(forms):
     for splits in (0, 17):
         with pytest.raises(ValueError, match=f"splits {splits} is not within 1..16"):
             plain.SparseDecodeWide(splits=splits)
+    for parts in (0, 3, 8):
+        with pytest.raises(ValueError, match=f"parts {parts} is none of 1, 2, 4"):
+            plain.SparseDecodeWide(parts=parts)
     with pytest.raises(ValueError, match="generated without context parallelism"):
         plain.SparseDecodeWide(dcp=True)
     with pytest.raises(ValueError, match="generated for context parallelism"):
@@ -101,12 +113,20 @@ def test_flags_are_checked(forms):
     assert gathered.HEADS == plain.HEADS == 96 and plain.TILES == 2
 
 
-def test_rows_are_those_of_the_cache():
+def test_rows_are_those_of_the_cache(monkeypatch):
+    """The lanes of a warp load eight rows, whole."""
+    loaded: list[int] = []
+    shuffle = SimpleNamespace(shuffle_sync=lambda index, lane: lane // 4)
+    monkeypatch.setattr(wide_rows, "cute", SimpleNamespace(arch=shuffle))
+    monkeypatch.setattr(wide_rows, "Int64", int)
+    monkeypatch.setattr(wide_rows, "load_vector", lambda at: loaded.append(at) or [0] * 4)
     for name, rows in wide_rows.FORMATS.items():
         assert rows(512, 64).row_bytes == cache_format(name, kv_lora=512, pe=64).row_bytes
         assert rows(512, 64).blocks == 9
-        loaded = [at for lane in range(4) for at in rows(512, 64).offsets(lane)]
-        assert set(range(0, rows(512, 64).row_bytes, 16)) == set(loaded)
+        loaded.clear()
+        for lane in range(32):
+            rows(512, 64).fill({}, 0, lane // 4, lane)
+        assert set(range(0, 8 * rows(512, 64).row_bytes, 16)) == set(loaded)
 
 
 @pytest.mark.parametrize("heads", [64, 96, 128])
@@ -114,10 +134,8 @@ def test_everything_fits(tmp_path, heads):
     module = render(tmp_path, "fp8_ds_mla", None, heads)
     assert 64 * (module.TILES - 1) < heads <= 64 * module.TILES
     assert wide_stages.shared_bytes(module.ROWS.blocks) + SLACK <= SHARED_LIMIT
-    arena = 27 * 8192
-    for splits in range(1, 17):
-        assert wide_sums.received_bytes(module.KV_LORA // 8, splits) <= arena
-        assert wide_sums.mass_bytes(splits) <= 8192
+    sums = module.KV_LORA // 8 * wide_sums.TILE_BYTES
+    assert sums <= 28 * 8192, "they take the place of the stages"
     warps = module.SCORE_WARPS, module.VALUE_WARPS, module.GATHER_WARPS
     registers = module.SCORE_REGISTERS, module.VALUE_REGISTERS, module.GATHER_REGISTERS
     assert sum(w * r for w, r in zip(warps, registers, strict=True)) * 32 <= REGISTERS

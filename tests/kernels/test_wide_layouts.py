@@ -120,11 +120,21 @@ def fill(monkeypatch, rows: wide_rows.WideFp8TensorRows, codes: Tensor, blocks: 
 
     monkeypatch.setattr(half, "widen_e4m3", widen)
     words = codes.view(torch.int32).long() & 0xFFFF_FFFF
-    for row in range(KEYS):
-        for lane in range(wide_rows.LANES):
-            starts = rows.offsets(lane)
-            vectors = [words[row, at // 4 : at // 4 + 4].tolist() for at in starts]
-            rows.convert(vectors.__getitem__, blocks, row, lane, None)
+
+    def load(address: int) -> list[int]:
+        row, byte = divmod(address, rows.row_bytes)
+        assert byte % 16 == 0
+        return words[row, byte // 4 : byte // 4 + 4].tolist()
+
+    monkeypatch.setattr(wide_rows, "Int64", int)
+    monkeypatch.setattr(wide_rows, "load_vector", load)
+    for first, lane in itertools.product(range(0, KEYS, 8), range(32)):
+        shuffle = SimpleNamespace(shuffle_sync=lambda index, lane, first=first: first + lane // 4)
+        monkeypatch.setattr(wide_rows, "cute", SimpleNamespace(arch=shuffle))
+        feed: dict[tuple, int] = {}
+        rows.fill(feed, 0, first + lane // 4, lane)
+        assert len(feed) == 4 * rows.vectors
+        rows.convert(feed, blocks, first, lane, None)
 
 
 @pytest.fixture
@@ -191,7 +201,7 @@ def test_values_read_what_was_stored(monkeypatch, filled, warpgroup):
     first = fields(keys).start + warpgroup * 4 * operand_blocks.BYTES
 
     def product(left, right):
-        return wgmma.add_column_products.__wrapped__([None] * 128, left, right)
+        return wgmma.add_column_products.__wrapped__([None] * 128, left, right, 0)
 
     values = number(operand_blocks.descriptor(first))
     c = run(monkeypatch, filled.memory, product, weights, values)
@@ -209,3 +219,23 @@ def test_stores_meet_all_banks():
             for lane in range(4)
         ]
         assert sorted(place // 16 % 8 for place in places) == list(range(8))
+
+
+def test_rows_are_given_back_behind_their_reads(monkeypatch):
+    """At the s-th barrier the warp arrives once the instructions on rows 16 s.. are over."""
+    issued = {}
+    monkeypatch.setattr(wgmma, "require", lambda: None)
+    monkeypatch.setattr(wgmma, "_issue", lambda lines, *rest: issued.update(lines=lines))
+    wgmma.add_column_products.__wrapped__([None] * 128, 0, 0, 0)
+    groups, steps, over, given = [], [], [], []
+    for line in " ".join(issued["lines"]).split(";"):
+        if moved := re.match(r"\s*add\.s64 b, \$\d+, (\d+)", line):
+            steps.append(int(moved[1]) * 16 % operand_blocks.BYTES // (16 * 128))
+        elif "commit_group" in line:
+            groups, steps = [*groups, steps], []
+        elif waited := re.search(r"wait_group\.sync\.aligned (\d)", line):
+            over = [step for group in groups[: len(groups) - int(waited[1])] for step in group]
+        elif arrived := re.search(r"@lead mbarrier\.arrive\S* _, \[\$258 \+ (\d+)\]", line):
+            assert over.count(int(arrived[1]) // 8) == 2, "both halves of 256 columns"
+            given.append(int(arrived[1]) // 8)
+    assert given == list(range(4)) and len(groups) == 4

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from kpipe.runtime.device import barrier
-from kpipe.runtime.device.wide_stages import COUNT, Stages
+from kpipe.runtime.device.wide_stages import COUNT, SHARES, Stages
 
-GATHER, SCORE, VALUE = 2, 2, 3  # warps
+GATHER, SCORE, VALUE = SHARES, 2, 3  # warps
 READY, FREE, SCORED, ASKED, DONE = 0, 10, 20, 30, 40
 
 
@@ -30,7 +30,7 @@ class Machine:
         self.filled = [{warp: None for warp in range(GATHER)} for _ in range(COUNT)]
         self.weights: dict[int, int | None] = dict.fromkeys(range(SCORE))
         self.summed = 0
-        monkeypatch.setattr(barrier, "wait", self.wait)
+        monkeypatch.setattr(barrier, "wait_soon", self.wait)
         monkeypatch.setattr(barrier, "make_ready", self.make)
         monkeypatch.setattr(barrier, "fence_ready", lambda: None)
         places = {"ready": READY, "free": FREE, "scored": SCORED, "asked": ASKED, "done": DONE}
@@ -57,7 +57,7 @@ class Machine:
     def gather(self, warp: int):
         for order in range(self.groups):
             if order >= COUNT:
-                self.stages.wait_free(order - COUNT)
+                self.stages.wait_free(order - COUNT, warp)
                 yield from self.until()
             self.filled[order % COUNT][warp] = order
             yield None
@@ -71,10 +71,12 @@ class Machine:
             yield from self.until()
             assert set(self.filled[order % COUNT].values()) == {order}
             if order > 0:
+                self.arrive(SCORED)  # of the group before: values start behind these scores
                 self.stages.wait_free(order - 1)
                 yield from self.until()
             self.weights[warp] = order
             yield None
+        if self.groups > 0:
             self.arrive(SCORED)
         self.arrive(DONE)
 
@@ -85,14 +87,17 @@ class Machine:
             yield from self.until()
             self.stages.wait_scored(order)
             yield from self.until()
-            for _ in range(2):  # what it reads stays while it reads
-                assert set(self.filled[order % COUNT].values()) == {order}
+            for share in range(SHARES):  # what it reads stays while it reads
+                keys = [self.filled[order % COUNT][later] for later in range(share, SHARES)]
+                assert set(keys) == {order}
                 assert set(self.weights.values()) == {order}
                 yield None
-            self.arrive(FREE + order % COUNT)
+                self.arrive(self.stages.free_of(order) + share)
             self.summed += 1
+        self.arrive(DONE)
         self.wait(DONE, 0)
         yield from self.until()
+        assert self.summed == self.groups * VALUE, "behind it nobody reads the stages"
 
     def run(self, choices: random.Random) -> None:
         """Lets a warp that can go on take a step, until all have ended."""

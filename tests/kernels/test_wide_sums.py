@@ -1,7 +1,7 @@
-"""The wide core's merge on plain numbers: who sends what where, and what the owners make of it.
+"""The wide core's merge on plain numbers: what lies where, and what the owners make of it.
 
-The code under test runs with a memory that keeps what was sent; the order of fragments in a warp is
-that of the instruction set, and the softmax is taken here over all keys at once.
+The code under test runs with a memory that keeps what was stored; the order of fragments in a warp
+is that of the instruction set, and the softmax is taken here over all keys at once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kpipe.runtime.device import inbox, mma, wgmma, wide_sums
+from kpipe.runtime.device import cluster, mma, wgmma, wide_sums
 from kpipe.runtime.device.wide_sums import WideSums
 
 TILES = 16  # of 8 columns
 VALUE_WARPS = 8
 FRAGMENTS = TILES * wgmma.WARPS // VALUE_WARPS  # of a warp
 HEADS = 64
-BARRIER = "arrived"
+MASS_WORDS = 4
 
 
 class Memory:
@@ -30,20 +30,17 @@ class Memory:
     def __init__(self, ctas: int, *shape: int) -> None:
         self.of = [torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(ctas)]
         self.here = 0
-        self.sent = [0] * ctas
 
-    def __getitem__(self, index: tuple):
-        if index[-1] is None:
-            return SimpleNamespace(index=index[:-1], memory=self, load=lambda: self.read(index))
-        return self.of[self.here][index]
+    def __getitem__(self, index: tuple) -> SimpleNamespace:
+        assert index[-1] is None
+        return SimpleNamespace(
+            store=lambda values: self.store(index[:-1], values),
+            at=lambda cta: self.of[cta][index[:-1]],
+        )
 
-    def read(self, index: tuple) -> Tensor:
-        return self.of[self.here][index[:-1]]
-
-    def store(self, index: tuple, values: list[float], cta: int) -> None:
-        assert self.of[cta][index].isnan().all(), "sent twice"
-        self.of[cta][index] = torch.tensor(values, dtype=torch.float64)
-        self.sent[cta] += 4 * len(values)
+    def store(self, index: tuple, values: list[float]) -> None:
+        assert self.of[self.here][index].isnan().all(), "stored twice"
+        self.of[self.here][index] = torch.tensor(values, dtype=torch.float64)
 
 
 class Vector(list):
@@ -54,10 +51,9 @@ class Vector(list):
 
 
 @pytest.fixture
-def cluster(monkeypatch, request) -> WideSums:
+def sums(monkeypatch, request) -> WideSums:
     """The sums of a cluster of as many CTAs as the parameter says."""
     splits = request.param
-    owned = wide_sums.owned_tiles(TILES, splits)
     fma = SimpleNamespace(fma=lambda a, b, c: a * b + c)
     stub = SimpleNamespace(
         size=len,
@@ -66,20 +62,16 @@ def cluster(monkeypatch, request) -> WideSums:
         make_rmem_tensor=lambda shape, dtype: Vector([None] * shape[0]),
     )
     monkeypatch.setattr(wide_sums, "cute", stub)
-    monkeypatch.setattr(wide_sums, "cutlass", SimpleNamespace(min=min, max=max))
-    monkeypatch.setattr(wide_sums, "Float32", float)
-
-    def send(values: Vector, place, barrier, cta: int) -> None:
-        assert barrier == BARRIER
-        place.memory.store(place.index, values, cta)
-
-    monkeypatch.setattr(inbox, "send", send)
+    monkeypatch.setattr(wide_sums, "cutlass", SimpleNamespace(min=min))
+    monkeypatch.setattr(wide_sums, "Float32", torch.tensor)
+    monkeypatch.setattr(
+        cluster, "load_floats", lambda place, count, cta: list(place.at(cta)[:count])
+    )
     return WideSums(
         tiles=TILES,
         splits=splits,
-        sums=Memory(splits, splits, owned, wgmma.WARPS, 32, mma.FRAGMENT),
-        masses=Memory(splits, splits, HEADS, 2),
-        arrived=BARRIER,
+        sums=Memory(splits, TILES, wgmma.WARPS, 32, mma.FRAGMENT),
+        masses=Memory(splits, HEADS, MASS_WORDS),
     )
 
 
@@ -95,46 +87,43 @@ def held(matrix: Tensor, warp: int, lane: int) -> Vector:
     )
 
 
-def send_all(cluster: WideSums, parts: list[Tensor], maxima: Tensor, masses: Tensor) -> None:
-    """Every CTA sends its part: sums [HEADS, columns], maxima and masses (CTA, head)."""
-    for rank in range(cluster.splits):
+def store_all(sums: WideSums, parts: list[Tensor], maxima: Tensor, masses: Tensor) -> None:
+    """Every CTA stores its part: sums [HEADS, columns], maxima and masses (CTA, head)."""
+    for rank in range(sums.splits):
+        sums.sums.here = sums.masses.here = rank
         for warp, lane in itertools.product(range(VALUE_WARPS), range(32)):
-            cluster.send(held(parts[rank], warp, lane), rank, warp, lane)
-        for head, target in itertools.product(range(HEADS), range(cluster.splits)):
-            cluster.send_mass(maxima[rank, head], masses[rank, head], rank, head, target)
+            sums.store(held(parts[rank], warp, lane), warp, lane)
+        for head in range(HEADS):
+            entry = [maxima[rank, head], masses[rank, head], torch.nan, torch.nan]
+            sums.masses[head, None].store(entry)
 
 
-@pytest.mark.parametrize("cluster", [3, 7], indirect=True)
-def test_merge_is_one_softmax(monkeypatch, cluster):
+@pytest.mark.parametrize("sums", [3, 7], indirect=True)
+def test_merge_is_one_softmax(sums):
     """Keys dealt out to the CTAs, one of them without any: results as over all keys at once."""
-    splits = cluster.splits
+    splits = sums.splits
     generator = torch.Generator().manual_seed(splits)
     logits = 4 * torch.randn(splits, HEADS, 5, generator=generator, dtype=torch.float64)
     values = torch.randn(splits, 5, 8 * TILES, generator=generator, dtype=torch.float64)
     logits[1] = -torch.inf
     maxima = logits.amax(2).ceil()
     weights = torch.exp2(logits - maxima[..., None]).nan_to_num(0)
-    send_all(cluster, list(weights @ values), maxima, weights.sum(2))
+    store_all(sums, list(weights @ values), maxima, weights.sum(2))
 
-    counted = []
-    monkeypatch.setattr(inbox, "open_inbox", lambda barrier, size: counted.append(size))
     merged = torch.full((HEADS, 8 * TILES), torch.nan, dtype=torch.float64)
     for rank in range(splits):
-        cluster.expect(rank)
-        cluster.sums.here = cluster.masses.here = rank
         for warp, lane in itertools.product(range(wgmma.WARPS), range(32)):
             rows = [warp * 16 + lane // 4 + 8 * side for side in range(2)]
-            shares = [cluster.shares(row) for row in rows]
+            shares = [sums.shares(row) for row in rows]
             for row, (_, mass, highest) in zip(rows, shares, strict=True):
                 whole = torch.logsumexp(logits[:, row].flatten() * math.log(2), 0) / math.log(2)
                 assert torch.isclose(torch.log2(mass) + highest, whole)
             factors = [[factor / mass for factor in parts] for parts, mass, _ in shares]
-            for tile in range(cluster.present(rank)):
-                part = cluster.merge(factors, tile, warp, lane)
-                first = 8 * (rank * cluster.owned + tile) + 2 * (lane % 4)
+            for tile in range(sums.present(rank)):
+                owned = rank * sums.owned + tile
+                part = sums.merge(factors, owned, warp, lane)
+                first = 8 * owned + 2 * (lane % 4)
                 for element, value in enumerate(part):
                     merged[rows[element // 2], first + element % 2] = value
-    sent = [a + b for a, b in zip(cluster.sums.sent, cluster.masses.sent, strict=True)]
-    assert counted == sent, "bytes that the inboxes wait for"
     shares = torch.softmax(logits.permute(1, 0, 2).flatten(1) * math.log(2), 1)
     torch.testing.assert_close(merged, shares @ values.flatten(0, 1))

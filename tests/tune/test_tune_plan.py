@@ -11,8 +11,10 @@ from tune_recorded import planned, project
 
 from kpipe.codegen.cli import main
 from kpipe.codegen.diagnostics import SpecError
+from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.codegen.tune.model import Options, TuneStep, Tuning
 from kpipe.codegen.tune.plan import plan_tuning, stands_for
+from kpipe.codegen.tune.tiles import tile_candidates
 from kpipe.runtime.generated_folder import layer_in, load_layer
 from kpipe.runtime.layer import Layer
 from kpipe.runtime.recording import recorded
@@ -165,3 +167,10 @@ def test_command_refuses_a_folder_of_something_else(
     assert code == 2 and "--rows two: write row counts like 1,4,16" in err
     code, _, err = run("plan", "none.yaml", "--out", "p")
     assert code == 2 and "no such file" in err
+
+
+def test_a_switch_is_one_step_away() -> None:
+    """0 has no doublings: a tile that turns it is as near as any other changed field."""
+    contract = CONTRACTS["mla_value"]
+    found, _ = tile_candidates(contract, (("early", 1),), 8, 5)
+    assert [one.name for one in found] == ["early 1", "early 0"]
