@@ -1,25 +1,27 @@
-"""What instructions of PTX do across a warp and across a cluster: votes, atomics, mbarriers.
+"""What CTAs of a cluster do for each other in PTX: mbarriers, stores to a peer, the meeting of all.
 
-Stores to a peer land later than they are made, in no order, so that whoever does not wait for
-them is found out. See ptx_machine.py.
+What is under way lands later than it is made, in no order, so that whoever does not wait for it is
+found out: stores and arrivals at a peer, and copies from global memory. See ptx_machine.py.
 """
 
 from __future__ import annotations
 
 import random
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from ptx_program import Instruction, names_of
 from torch import Tensor
 
 LANES = 32
 PEER_BITS = 24
 """An address in the CTA of rank n of a cluster has n + 1 above these bits."""
+_INSIDE = (1 << PEER_BITS) - 1
 
 Warp = Any  # of ptx_machine.py
+Cta = Any
 
 
 @dataclass
@@ -31,157 +33,149 @@ class Barrier:
     bytes: int = 0
     phases: int = 0
 
-    def settle(self) -> None:
-        """Ends the phase where nothing is missing."""
+    def count(self, arrivals: int, announced: int = 0, landed: int = 0) -> None:
+        """Takes arrivals, and bytes announced or landed; ends the phase where nothing is missing.
+
+        Raises AssertionError for more arrivals than a phase has.
+        """
+        self.pending -= arrivals
+        self.bytes += announced - landed
+        assert self.pending >= 0, "more arrivals than a phase has"
         if self.pending == 0 and self.bytes == 0:
             self.phases, self.pending = self.phases + 1, self.arrivals
 
 
+@dataclass(frozen=True)
+class Letter:
+    """Bytes that come to places of a CTA's memory, and what a barrier there hears of them."""
+
+    parts: tuple[tuple[int, bytes], ...]
+    barrier: Barrier
+    arrivals: int = 0
+    landed: int = 0
+
+
 @dataclass
 class Mail:
-    """Stores on their way to one CTA: where to, the bytes, the barrier that counts them."""
+    """Letters on their way to one CTA."""
 
     order: random.Random
-    letters: list[tuple[int, bytes, int]] = field(default_factory=list)
+    letters: list[Letter] = field(default_factory=list)
 
-    def deliver(self, cta: Any) -> None:
-        """Some of them arrive."""
+    def deliver(self, shared: Any) -> None:
+        """Some of them arrive in that memory."""
         self.order.shuffle(self.letters)
         for _ in range(self.order.randint(0, len(self.letters))):
-            start, data, address = self.letters.pop()
-            cta.shared[start : start + len(data)] = data
-            barrier = cta.barriers[address]
-            barrier.bytes -= len(data)
-            barrier.settle()
+            letter = self.letters.pop()
+            for start, data in letter.parts:
+                shared[start : start + len(data)] = data
+            letter.barrier.count(letter.arrivals, landed=letter.landed)
 
 
-def _lanes(doing: Tensor) -> list[int]:
+def lanes_of(doing: Tensor) -> list[int]:
+    """The lanes that do something."""
     return doing.nonzero().flatten().tolist()
 
 
-def _ballot(warp: Warp, instruction: Any, doing: Tensor) -> None:
-    assert doing.all(), f"a vote that not all lanes come to: {instruction.text}"
-    votes = warp.read(instruction.operands[1], "pred").long()
-    mask = int((votes << torch.arange(LANES)).sum())
-    warp.write(instruction.operands[0], torch.full((LANES,), mask), doing)
+def cta_at(warp: Warp, address: int) -> Cta:
+    """Whose shared memory that is; AssertionError for a peer that has ended."""
+    rank = address >> PEER_BITS
+    if rank == 0:
+        return warp.cta
+    cta = warp.cta.cluster[rank - 1]
+    assert cta.living, "an access to a CTA that has ended"
+    return cta
 
 
-def _redux(warp: Warp, instruction: Any, doing: Tensor) -> None:
-    assert doing.all() and "add" in instruction.op, instruction.text
-    total = int(warp.read(instruction.operands[1], "s32").sum())
-    warp.write(instruction.operands[0], torch.full((LANES,), total & 0xFFFF_FFFF), doing)
+def _barrier_at(warp: Warp, address: int) -> Barrier:
+    return cta_at(warp, address).barriers[address & _INSIDE]
 
 
-def _popc(warp: Warp, instruction: Any, doing: Tensor) -> None:
-    bits = warp.read(instruction.operands[1], "u32").tolist()
-    counts = torch.tensor([value.bit_count() for value in bits])
-    warp.write(instruction.operands[0], counts, doing)
+# -- mbarriers -----------------------------------------------------------------------------------
 
 
-def _prmt(warp: Warp, instruction: Any, doing: Tensor) -> None:
-    target, low, high, selector = instruction.operands
-    both = warp.read(low, "u32") | warp.read(high, "u32") << 32
-    result, chosen = torch.zeros(LANES, dtype=torch.int64), int(selector, 0)
-    for place in range(4):
-        nibble = chosen >> 4 * place & 15
-        byte = both >> 8 * (nibble & 7) & 255
-        if nibble & 8:
-            byte = (byte >> 7) * 255
-        result = result | byte << 8 * place
-    warp.write(target, result, doing)
+def _mbarrier(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
+    kinds = {"init": _init, "try_wait": _try_wait, "arrive": _arrive}
+    kinds[instruction.op[1]](warp, instruction, doing)
 
 
-def half_towards_zero(value: Tensor) -> Tensor:
-    """int64 [n]: bits of FP32 values cut to FP16, infinities only of infinities."""
-    half = value.half()
-    bits = half.view(torch.int16).long() & 0xFFFF
-    further = half.float().abs() > value.abs()
-    return torch.where(further, bits - 1, bits)
+def _init(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
+    address, count = instruction.operands
+    places, counts = warp.addresses(address), warp.read(count, "u32").tolist()
+    for lane in lanes_of(doing):
+        assert places[lane] not in warp.cta.barriers, "a barrier is initialised twice"
+        warp.cta.barriers[places[lane]] = Barrier(counts[lane], counts[lane])
 
 
-def convert_halves(warp: Warp, instruction: Any, doing: Tensor) -> None:
-    """cvt.rz.f16x2.f32: the second operand goes below."""
-    assert instruction.op[1:] == ("rz", "f16x2", "f32"), instruction.text
-    target, high, low = instruction.operands
-    high, low = (half_towards_zero(warp.read(o, "f32")) for o in (high, low))
-    warp.write(target, high << 16 | low, doing)
+def _try_wait(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
+    predicate, address, parity = instruction.operands[:3]  # and for how long it may be suspended
+    places, parities = warp.addresses(address), warp.read(parity, "u32").tolist()
+    over = torch.zeros(LANES, dtype=torch.bool)
+    for lane in lanes_of(doing):
+        over[lane] = _barrier_at(warp, places[lane]).phases % 2 != parities[lane]
+    warp.write(predicate, over, doing)
+    warp.patient = not bool(over[doing].all())
 
 
-def _atomic(warp: Warp, instruction: Any, doing: Tensor) -> None:
-    """red and atom: lanes one after the other, in an order that nobody may rely on."""
-    assert instruction.op[1:] in (("shared", "add", "u32"), ("shared", "or", "b32"))
-    sets = instruction.op[2] == "or"
-    returns = instruction.op[0] == "atom"
-    address, value = instruction.operands[returns:]
-    addresses, values = warp.addresses(address), warp.read(value, "u32").tolist()
-    before = torch.zeros(LANES, dtype=torch.int64)
-    lanes = _lanes(doing)
-    warp.cta.mail.order.shuffle(lanes)
-    for lane in lanes:
-        start = warp.cta.offset(addresses[lane], 4)
-        (held,) = struct.unpack_from("<I", warp.cta.shared, start)
-        before[lane] = held
-        result = held | values[lane] if sets else held + values[lane] & 0xFFFF_FFFF
-        struct.pack_into("<I", warp.cta.shared, start, result)
-    if returns:
-        warp.write(instruction.operands[0], before, doing)
+def _arrive(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
+    """One arrival that announces bytes, or as many as the operand says. At a peer it is mail."""
+    _, address, *amount = instruction.operands
+    announces = "expect_tx" in instruction.op
+    places = warp.addresses(address)
+    amounts = warp.read(amount[0], "u32").tolist() if amount else [1] * LANES
+    for lane in lanes_of(doing):
+        barrier, cta = _barrier_at(warp, places[lane]), cta_at(warp, places[lane])
+        if cta is not warp.cta:
+            assert not announces, instruction.text
+            cta.mail.letters.append(Letter((), barrier, amounts[lane]))
+        elif announces:
+            barrier.count(1, announced=amounts[lane])
+        else:
+            barrier.count(amounts[lane])
 
 
-def _mapa(warp: Warp, instruction: Any, doing: Tensor) -> None:
+def arrive_behind_copies(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
+    """cp.async.mbarrier.arrive: one arrival a lane, once the copies that it has made are over."""
+    assert instruction.op[3:5] == ("arrive", "noinc"), instruction.text
+    places = warp.addresses(instruction.operands[0])
+    for lane in lanes_of(doing):
+        parts = tuple(warp.copies.pop(lane, ()))
+        barrier = warp.cta.barriers[places[lane]]
+        warp.cta.mail.letters.append(Letter(parts, barrier, arrivals=1))
+
+
+# -- peers ---------------------------------------------------------------------------------------
+
+
+def store_async(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
+    """st.async: a letter to the peer that the address names, whose barrier counts the bytes."""
+    address, words, barrier = instruction.operands
+    values = [warp.read(name, "b32").tolist() for name in names_of(words)]
+    places, barriers = warp.addresses(address), warp.addresses(barrier)
+    for lane in lanes_of(doing):
+        assert places[lane] >> PEER_BITS == barriers[lane] >> PEER_BITS, instruction.text
+        peer = cta_at(warp, places[lane])
+        data = b"".join(word[lane].to_bytes(4, "little") for word in values)
+        part = peer.offset(places[lane] & _INSIDE, len(data)), data
+        letter = Letter((part,), _barrier_at(warp, barriers[lane]), landed=len(data))
+        peer.mail.letters.append(letter)
+
+
+def _mapa(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
     target, address, rank = instruction.operands
     mapped = warp.read(address, "u32") | warp.read(rank, "u32") + 1 << PEER_BITS
     warp.write(target, mapped, doing)
 
 
-def _mbarrier(warp: Warp, instruction: Any, doing: Tensor) -> None:
-    lanes, barriers = _lanes(doing), warp.cta.barriers
-    kind = instruction.op[1]
-    if kind == "try_wait":
-        predicate, address, parity = instruction.operands
-        places, parities = warp.addresses(address), warp.read(parity, "u32").tolist()
-        over = [lane in lanes and barriers[places[lane]].phases for lane in range(LANES)]
-        done = [phases % 2 != parities[lane] for lane, phases in enumerate(over)]
-        warp.write(predicate, torch.tensor(done), doing)
-        warp.patient = not all(done[lane] for lane in lanes)
-        return
-    at = 0 if kind == "init" else 1
-    address, count = instruction.operands[at : at + 2]
-    places, counts = warp.addresses(address), warp.read(count, "u32").tolist()
-    for lane in lanes:
-        if kind == "init":
-            barriers[places[lane]] = Barrier(counts[lane], counts[lane])
-            continue
-        assert instruction.op[1:3] == ("arrive", "expect_tx"), instruction.text
-        barrier = barriers[places[lane]]
-        barrier.bytes, barrier.pending = barrier.bytes + counts[lane], barrier.pending - 1
-        assert barrier.pending >= 0, "more arrivals than a phase has"
-        barrier.settle()
+def _meet(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
+    """barrier.cluster: a warp arrives as a whole, and waits for all others to have done so."""
+    assert "cluster" in instruction.op and doing.equal(warp.alive), instruction.text
+    if "arrive" in instruction.op:
+        assert warp.meetings == warp.met, "arrives twice at the barrier of its cluster"
+        warp.meetings += 1
+    else:
+        assert warp.meetings == warp.met + 1, "waits for its cluster without an arrival"
+        warp.at_cluster = True
 
 
-def store_async(warp: Warp, instruction: Any, doing: Tensor) -> None:
-    """st.async: a letter to the peer that the address names."""
-    address, words, barrier = instruction.operands
-    names = [name.strip() for name in words.strip("{} ").split(",")]
-    values = torch.stack([warp.read(name, "b32") for name in names], 1).tolist()
-    places, barriers = warp.addresses(address), warp.addresses(barrier)
-    inside = (1 << PEER_BITS) - 1
-    for lane in _lanes(doing):
-        rank = (places[lane] >> PEER_BITS) - 1
-        assert barriers[lane] >> PEER_BITS == rank + 1, instruction.text
-        peer = warp.cta.cluster[rank]
-        assert peer.living, "a store into a CTA that has ended"
-        start = peer.offset(places[lane] & inside, 4 * len(names))
-        data = struct.pack(f"<{len(names)}I", *values[lane])
-        peer.mail.letters.append((start, data, barriers[lane] & inside))
-
-
-OPS: dict[str, Callable[..., None]] = {
-    "vote": _ballot,
-    "redux": _redux,
-    "popc": _popc,
-    "prmt": _prmt,
-    "red": _atomic,
-    "atom": _atomic,
-    "mapa": _mapa,
-    "mbarrier": _mbarrier,
-}
+OPS: dict[str, Callable[..., None]] = {"mapa": _mapa, "mbarrier": _mbarrier, "barrier": _meet}

@@ -1,4 +1,4 @@
-"""Runs the PTX of a kernel on the CPU, on host memory, as far as the kernels on mailboxes use it.
+"""Runs the PTX of a kernel on the CPU, on host memory, as far as tests of kernels need it.
 
 A warp executes in lockstep what its lanes have in common: those at the least place go first. Warps
 of all CTAs of a launch (and of other launches beside it) take turns, so that polls see what others
@@ -8,64 +8,32 @@ store. Every global access must lie in memory that the launch was given, aligned
 from __future__ import annotations
 
 import ctypes
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from random import Random
 
+import ptx_cluster
+import ptx_lanes
+import ptx_memory
+import ptx_ops
 import torch
-from ptx_async import MORE
-from ptx_ops import ALL_LANES, LANES, OPS, SHARED_BASE, SHARED_BYTES, Instruction
+from ptx_cluster import LANES, Barrier, Mail
+from ptx_program import Instruction, Program, parse
 from torch import Tensor
 
+__all__ = ["Launch", "OutOfMemory", "packed", "parse", "run"]
+
+ALL_LANES = torch.ones(LANES, dtype=torch.bool)
+SHARED_BASE, SHARED_BYTES = 1024, 228 * 1024
 TURN = 400
 """Instructions that a warp executes before another one is at it."""
 
-_TOKEN = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")
-_LINE = re.compile(r"(?:@(!?)([%\w]+)\s+)?([a-z][\w.:]*)\s*(.*)")
-
-
-_EXECUTE = {**OPS, **MORE}
+_EXECUTE = {**ptx_ops.OPS, **ptx_lanes.OPS, **ptx_memory.OPS, **ptx_cluster.OPS}
 
 
 class OutOfMemory(AssertionError):
     """An access that lies outside of what the launch was given, or off its alignment."""
-
-
-@dataclass
-class Program:
-    """The instructions of a kernel; `labels` are places among them."""
-
-    threads: int
-    instructions: list[Instruction] = field(default_factory=list)
-    labels: dict[str, int] = field(default_factory=dict)
-
-
-def parse(ptx: str) -> Program:
-    """The only kernel of `ptx`. Labels of inline assembly hold within its braces."""
-    head, _, body = ptx.partition("\n{\n")
-    program = Program(int(re.search(r"\.reqntid (\d+)", head)[1]))
-    scope, scopes = "", 0
-    for line in body.splitlines():
-        line = line.partition("//")[0].strip()
-        if line in ("{", "}"):
-            scopes += line == "{"
-            scope = f"@{scopes}" if line == "{" else ""
-        elif line.endswith(":"):
-            program.labels[line[:-1] + scope] = len(program.instructions)
-        for text in line.split(";") if not line.startswith(".") and ";" in line else ():
-            if match := _LINE.fullmatch(text.strip()):
-                program.instructions.append(_instruction(match, scope))
-    return program
-
-
-def _instruction(match: re.Match, scope: str) -> Instruction:
-    negated, predicate, op, rest = match.groups()
-    operands = tuple(_TOKEN.findall(rest))
-    if op.startswith("bra") and not operands[0].startswith("$"):
-        operands = (operands[0] + scope,)
-    guard = (bool(negated), predicate) if predicate else None
-    return Instruction(tuple(op.split(".")), operands, guard, match[0])
 
 
 def packed(tensors: Sequence[tuple[Tensor, Sequence[int]]]) -> list[bytes]:
@@ -79,8 +47,8 @@ def packed(tensors: Sequence[tuple[Tensor, Sequence[int]]]) -> list[bytes]:
 
 @dataclass
 class Launch:
-    """A grid of CTAs, `cluster` neighbours of which work together; `memory` is all that it may
-    touch."""
+    """A grid of CTAs, `cluster` neighbours of which along x work together; `memory` is all that it
+    may touch."""
 
     program: Program
     grid: tuple[int, int, int]
@@ -107,12 +75,12 @@ def run(launches: Iterable[Launch], most_turns: int = 20_000) -> None:
     ctas = []
     for launch in launches:
         sizes = launch.grid
+        assert sizes[0] % launch.cluster == 0, "a grid of whole clusters"
         for number in range(sizes[0] * sizes[1] * sizes[2]):
             x, rest = number % sizes[0], number // sizes[0]
-            ctas.append(_Cta(launch, (x, rest % sizes[1], rest // sizes[1])))
-            if x % launch.cluster == launch.cluster - 1:
-                for cta in (peers := ctas[-launch.cluster :]):
-                    cta.peers = {rank + 1: peer for rank, peer in enumerate(peers)}
+            rank = x % launch.cluster
+            cluster = [] if rank == 0 else ctas[-1].cluster
+            ctas.append(_Cta(launch, (x, rest % sizes[1], rest // sizes[1]), number, cluster))
     for _ in range(most_turns):
         ctas = [cta for cta in ctas if not cta.turn()]
         if not ctas:
@@ -121,40 +89,64 @@ def run(launches: Iterable[Launch], most_turns: int = 20_000) -> None:
 
 
 class _Cta:
-    """Warps that share memory and barriers."""
+    """Warps that share memory and barriers; `cluster` holds those of lower ranks, and takes it."""
 
-    def __init__(self, launch: Launch, place: tuple[int, int, int], number: int) -> None:
+    def __init__(
+        self, launch: Launch, place: tuple[int, int, int], number: int, cluster: list[_Cta]
+    ) -> None:
         self.launch, self.place = launch, place
-        self.peers: dict[int, _Cta] = {}  # by rank and one, as addresses have it
-        self.barriers: dict = {}
-        self.cluster_arrived = 0
+        self.cluster = cluster
+        cluster.append(self)
+        self.barriers: dict[int, Barrier] = {}
+        self.mail = Mail(Random(number))
         self.shared = ctypes.create_string_buffer(b"\x7f" * SHARED_BYTES, SHARED_BYTES)
         warps = launch.program.threads // LANES
         self.warps = [_Warp(self, number) for number in range(warps)]
 
     def turn(self) -> bool:
-        """Every warp goes on for a while; True once all have ended."""
-        self.mail.deliver(self)
+        """Every warp goes on for a while; True once all have ended.
+
+        Raises AssertionError where the last warp ends ahead of something that is under way to it.
+        """
+        self.mail.deliver(self.shared)
         for warp in self.warps:
             warp.patient = False
             warp.go_on()
-        living = [warp for warp in self.warps if not warp.ended]
-        waiting: dict[tuple[int, int], list[_Warp]] = {}
+        self._pass_barriers()
+        peers = [warp for cta in self.cluster for warp in cta.living]
+        for warp in self.living:
+            if warp.at_cluster and all(peer.meetings > warp.met for peer in peers):
+                warp.at_cluster, warp.met = False, warp.met + 1
+        assert self.living or not (self.mail.letters or any(warp.copies for warp in self.warps)), (
+            "a CTA ends before what peers have stored arrives, or what it copies"
+        )
+        return not self.living
+
+    def _pass_barriers(self) -> None:
+        """Warps go on from a barrier that as many threads have come to as it is for."""
+        living, waiting = self.living, {}
         for warp in living:
             if warp.at_barrier:
-                waiting.setdefault(warp.at_barrier, []).append(warp)
-            warp.at_cluster = warp.at_cluster and not self._cluster_met
-        for (_, threads), there in waiting.items():
-            if len(there) * LANES == threads or (not threads and len(there) == len(living)):
-                for warp in there:
-                    warp.at_barrier = None
-        return not living
+                which, threads = warp.at_barrier
+                waiting.setdefault(which, {}).setdefault(threads, []).append(warp)
+        for which, by_count in waiting.items():
+            assert len(by_count) == 1, f"barrier {which} for {sorted(by_count)} threads"
+            ((threads, there),) = by_count.items()
+            come, expected = len(there) * LANES, threads or len(living) * LANES
+            assert come <= expected, f"{come} threads at barrier {which} for {expected}"
+            for warp in there if come == expected else ():
+                warp.at_barrier = None
 
     @property
-    def _cluster_met(self) -> bool:
-        """Whether every thread of the cluster has arrived at its barrier."""
-        everybody = len(self.peers) * self.launch.program.threads
-        return sum(peer.cluster_arrived for peer in self.peers.values()) == everybody
+    def living(self) -> list[_Warp]:
+        """Warps that have not ended."""
+        return [warp for warp in self.warps if not warp.ended]
+
+    def offset(self, address: int, size: int) -> int:
+        """Where in `shared` that many bytes lie; AssertionError off their alignment."""
+        start = address - SHARED_BASE
+        assert start % size == 0 and 0 <= start <= SHARED_BYTES - size, f"shared 0x{address:X}"
+        return start
 
 
 class _Warp:
@@ -165,7 +157,9 @@ class _Warp:
         self.alive, self.together = ALL_LANES, 0
         self.places = torch.zeros(LANES, dtype=torch.int64)
         self.at_barrier: tuple[int, int] | None = None  # which one, and for how many threads
-        self.at_cluster = self.rests = False
+        self.meetings = self.met = 0  # arrivals at the barrier of the cluster, and waits over
+        self.at_cluster = self.patient = False
+        self.copies: dict[int, list[tuple[int, bytes]]] = {}  # of a lane, under way
         lanes = torch.arange(LANES)
         self.registers: dict[str, Tensor] = {
             "%laneid": lanes,
@@ -181,8 +175,7 @@ class _Warp:
         """Executes until a barrier, the end, or its turn is over."""
         program = self.launch.program
         for _ in range(TURN):
-            if self.at_barrier or self.at_cluster or self.rests or self.ended:
-                self.rests = False
+            if self.at_barrier or self.at_cluster or self.patient or self.ended:
                 return
             at, here = self._next()
             instruction = program.instructions[at]
@@ -198,17 +191,22 @@ class _Warp:
             if op in ("ret", "exit"):
                 self.alive = self.alive & ~doing
                 self._part(at + 1)
-            elif op == "bar" and "warp" in instruction.op:
-                continue  # lanes are in step where it matters: at the least place
             elif op == "bar":
-                assert doing.equal(self.alive), "a barrier that not all lanes come to"
-                which, *threads = (self.read(name, "u32") for name in instruction.operands)
-                self.at_barrier = int(which[0]), int(threads[0][0]) if threads else 0
+                self._stop(instruction, doing)
             elif op == "trap":
                 raise AssertionError(f"a poll of CTA {self.cta.place} has given up")
-            elif op not in ("griddepcontrol", "fence"):
-                name = "st.async" if op == "st" and "async" in instruction.op else op
-                _EXECUTE[name](self, instruction, doing)
+            else:
+                _EXECUTE[op](self, instruction, doing)
+
+    def _stop(self, instruction: Instruction, doing: Tensor) -> None:
+        """At a barrier of the CTA. Lanes of a warp are in step where it matters: at the least
+        place."""
+        if "warp" in instruction.op:
+            return
+        assert "sync" in instruction.op, instruction.text
+        assert doing.equal(self.alive), "a barrier that not all lanes come to"
+        which, *threads = (self.read(name, "u32") for name in instruction.operands)
+        self.at_barrier = int(which[0]), int(threads[0][0]) if threads else 0
 
     @property
     def ended(self) -> bool:

@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 from ptx_flow import RELEASE, WAIT, global_accesses, parameter_registers
 
+from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.codegen.render.api import environment
 from kpipe.runtime.formats import cache_format as cache_layout
 from kpipe.runtime.host.compile import (
@@ -238,6 +239,15 @@ def test_waits_and_releases(modules, geometry, name, arch, release):
 
 
 @pytest.mark.parametrize("name", KERNELS)
+def test_the_contract_says_what_is_read_ahead(modules, name):
+    accesses = global_accesses(build(modules["kimi", name], name, "sm_90a"))
+    names = parameters(modules["kimi", name])
+    early = {names[n] for access in accesses if not access.waited for n in access.parameters}
+    assert early - WEIGHTS[name] == STEP_READS.get(name, set())
+    assert set(CONTRACTS[name].early_reads) == STEP_READS.get(name, set())
+
+
+@pytest.mark.parametrize("name", KERNELS)
 def test_every_operand_is_touched(modules, name):
     module = modules["kimi", name]
     accesses = global_accesses(build(module, name, "sm_90a"))
@@ -253,7 +263,7 @@ def test_a_missing_wait_is_noticed(modules, name):
     waitless = "\n".join(line for line in ptx.splitlines() if WAIT not in line)
     assert len(waitless) < len(ptx)
     with pytest.raises(AssertionError, match="touched before the wait"):
-        assert_waits(waitless, parameters(module), WEIGHTS[name], INPUTS.get(name, set()))
+        assert_waits(waitless, parameters(module), WEIGHTS[name], STEP_READS.get(name, ()))
 
 
 def test_the_wait_comes_from_the_kernel_itself(folders, tmp_path):

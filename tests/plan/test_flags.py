@@ -122,8 +122,7 @@ def plan_apart(root: Path, start: str) -> PipelinePlan:
         "      gates: [gate_gemm]\n  fallback: {late"
     )
     table = '    "1-8": apart\n    "9-32": serial\n    "33-64": fork_split\n'
-    edits = ("  fallback: {late", mode), ("ops: [packed_gemm]", "ops: [packed_gemm, gate_gemm]")
-    return plan_edited(root, "dsa_tp", (TP_TABLE, table), *edits)
+    return plan_edited(root, "dsa_tp", (TP_TABLE, table), ("  fallback: {late", mode))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +143,8 @@ def test_the_gate_is_not_made_beside_the_rest(tmp_path: Path) -> None:
     """The contract of packed_gemm says that it writes the row, so nobody may write in it then."""
     with pytest.raises(SpecError) as refused:
         plan_apart(tmp_path, "fork gates, packed_gemm, mla_query, index, index_scores")
-    (finding,) = refused.value.findings
+    finding, *others = refused.value.diagnostics  # one a list of launches
+    assert {other.message for other in others} <= {finding.message}
     assert finding.code == "KP303"
     assert finding.message == (
         "mode `apart`: `gate_gemm` writes `projected` before `packed_gemm` has written it"

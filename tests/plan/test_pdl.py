@@ -26,7 +26,8 @@ def at(
 
 def test_an_ordinary_launch_overlaps_and_releases() -> None:
     assert at("query_norm") == Pdl(True, True, "pdl", "after_wait")
-    assert at("mla_value") == Pdl(True, True, "pdl", "after_loads")
+    assert at("index_gemm") == Pdl(True, True, "pdl", "after_loads")
+    assert at("mla_value") == Pdl(True, True, "pdl", "after_weights")
     assert at("packed_gemm") == Pdl(True, True, "pdl", "after_weights")
 
 

@@ -78,8 +78,8 @@ def test_shipped_pipelines_replay_on_the_streams_they_declare(name: str, tmp_pat
 
 
 ASKED = (
-    "fork:\n      main: [packed_gemm, fork side, query_norm",
-    "fork:\n      main: [packed_gemm, fork side, issue side, query_norm",
+    "    fork:\n      main: [packed_gemm, fork side, query_norm",
+    "    fork:\n      main: [packed_gemm, fork side, issue side, query_norm",
 )
 
 

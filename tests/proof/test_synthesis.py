@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from spec_project import PIPELINES, findings_edited, make_project
 
-from kpipe.codegen.ops.contract import Kind
+from kpipe.codegen.ops.contract import Kind, Phase
 from kpipe.codegen.plan.api import plan_pipeline
 from kpipe.codegen.plan.model import Join, Launch, PipelinePlan, StepPlan
 from kpipe.codegen.proof.lower import lower

@@ -19,7 +19,8 @@ from kpipe.codegen.ops.registry import CONTRACTS
 
 CASES = YAML(typ="safe").load(Path(__file__).with_name("wrong_specs.yaml").read_text())
 ACTIONABLE = re.compile(
-    "did you mean|expected|takes|is a positive whole number|lower-case letters|use `/`|allowed:"
+    "did you mean|expected|takes|is (0 or )?a positive whole number|lower-case letters|use `/`"
+    "|allowed:"
 )
 
 
