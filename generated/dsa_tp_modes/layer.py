@@ -2,26 +2,29 @@
 
 Generated from pipelines/dsa_tp_modes.yaml; do not edit. Schedule proved.
 
-    arch     q  rows         method
-    sm_90a   1  1            _serial
-    sm_90a   1  2            _front
-    sm_90a   1  3            _wait
-    sm_90a   1  4            _late_front_sparse_decode
-    sm_90a   1  5            _late
-    sm_90a   1  6-8, 16, 32  _fork_sparse_decode
-    sm_90a   1  64           _fork_split_sparse_decode_mla_value
-    sm_90a   4  4            _wait
-    sm_90a   4  8            _late_front_sparse_decode
-    sm_90a   4  16           _late
-    sm_90a   4  32           _fork_sparse_decode
-    sm_90a   4  64           _fork_split_sparse_decode_mla_value
-    sm_100a  1  1-4          _late_front_prims_ts
-    sm_100a  1  5-8          _fork_prims_ts
-    sm_100a  1  16, 32       _fork_trtllm_gen
-    sm_100a  1  64           _fork_split_trtllm_gen_value_bmm_mla_gate
-    sm_100a  4  4, 8         _fork_prims_ts
-    sm_100a  4  16, 32       _fork_trtllm_gen
-    sm_100a  4  64           _fork_split_trtllm_gen_value_bmm_mla_gate
+    arch     q  rows    method
+    sm_90a   1  1       _serial
+    sm_90a   1  2       _front
+    sm_90a   1  3       _wait
+    sm_90a   1  4       _late_front_sparse_decode
+    sm_90a   1  5       _late
+    sm_90a   1  6       _apart_front
+    sm_90a   1  7       _apart_late
+    sm_90a   1  8       _apart_fork
+    sm_90a   1  16, 32  _fork_sparse_decode
+    sm_90a   1  64      _fork_split_sparse_decode_mla_value
+    sm_90a   4  4       _wait
+    sm_90a   4  8       _late_front_sparse_decode
+    sm_90a   4  16      _late
+    sm_90a   4  32      _fork_sparse_decode
+    sm_90a   4  64      _fork_split_sparse_decode_mla_value
+    sm_100a  1  1-4     _late_front_prims_ts
+    sm_100a  1  5-8     _fork_prims_ts
+    sm_100a  1  16, 32  _fork_trtllm_gen
+    sm_100a  1  64      _fork_split_trtllm_gen_value_bmm_mla_gate
+    sm_100a  4  4, 8    _fork_prims_ts
+    sm_100a  4  16, 32  _fork_trtllm_gen
+    sm_100a  4  64      _fork_split_trtllm_gen_value_bmm_mla_gate
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ class DsaTpModesLayer(Layer):
     OPS = OPS
     RANKS = 8
     ROWS_CAP = ROWS_CAP
-    STREAMS = {"side": 0}
+    STREAMS = {"side": 0, "gates": 0}
     TABLE = {
         ("sm_90a", 1): {
             1: "_serial",
@@ -56,9 +59,9 @@ class DsaTpModesLayer(Layer):
             3: "_wait",
             4: "_late_front_sparse_decode",
             5: "_late",
-            6: "_fork_sparse_decode",
-            7: "_fork_sparse_decode",
-            8: "_fork_sparse_decode",
+            6: "_apart_front",
+            7: "_apart_late",
+            8: "_apart_fork",
             16: "_fork_sparse_decode",
             32: "_fork_sparse_decode",
             64: "_fork_split_sparse_decode_mla_value",
@@ -238,8 +241,103 @@ class DsaTpModesLayer(Layer):
         self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :103
         self.o_proj(at.gated, out=step.out)  # :103
 
+    def _apart_front(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 6 (q 1) on sm_90a.
+
+        main   packed_gemm index_front index_scores topk_select sparse_decode mla_value o_proj
+        side               mla_query .........................../
+        gates                                                   gate_gemm ..../
+        """
+        main, side, gates = self.main, self.side, self.gates
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:112
+        side.wait_stream(main)
+        self.index_front(
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :112
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :112
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :112
+        gates.wait_stream(main)
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :113
+        main.wait_stream(side)  # sparse_decode needs what side made
+        # :112
+        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
+        with self.on(gates):
+            self.gate_gemm(step.hidden, at.gate)  # :114
+        main.wait_stream(gates)  # mla_value needs what gates made
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :112
+        self.o_proj(at.gated, out=step.out)  # :112
+
+    def _apart_late(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 7 (q 1) on sm_90a.
+
+        main   packed_gemm index_front index_scores topk_select sparse_decode mla_value o_proj
+        side                                        mla_query ../
+        gates                                                   gate_gemm ..../
+        """
+        main, side, gates = self.main, self.side, self.gates
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:116
+        self.index_front(
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :116
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :116
+        side.wait_stream(main)
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :116
+        gates.wait_stream(main)
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :117
+        main.wait_stream(side)  # sparse_decode needs what side made
+        # :116
+        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
+        with self.on(gates):
+            self.gate_gemm(step.hidden, at.gate)  # :118
+        main.wait_stream(gates)  # mla_value needs what gates made
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :116
+        self.o_proj(at.gated, out=step.out)  # :116
+
+    def _apart_fork(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 8 (q 1) on sm_90a.
+
+        main   packed_gemm query_norm index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
+        side               mla_query .............................................../
+        gates                                                           gate_gemm ................/
+        """
+        main, side, gates = self.main, self.side, self.gates
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:120
+        side.wait_stream(main)
+        self.query_norm(at.q_a, at.q_c)  # :120
+        self.index_gemm(at.q_c, at.index_q)  # :120
+        self.dsa_index(
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :120
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :120
+        gates.wait_stream(main)
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :120
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
+        main.wait_stream(side)  # sparse_decode needs what side made
+        # :120
+        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
+        with self.on(gates):
+            self.gate_gemm(step.hidden, at.gate)  # :123
+        main.wait_stream(gates)  # mla_value needs what gates made
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
+        self.o_proj(at.gated, out=step.out)  # :121
+
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 6-8, 16, 32 (q 1) and 32 (q 4) on sm_90a.
+        """Rows 16, 32 (q 1) and 32 (q 4) on sm_90a.
 
         main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
         side              mla_query .............................................../
