@@ -3,7 +3,7 @@
 Generated from pipelines/dsa_tp1.yaml; do not edit. Schedule proved.
 
     arch     q  rows         method
-    sm_90a   1  1            _apart_late
+    sm_90a   1  1            _apart_late_query_3
     sm_90a   1  2-4          _apart_front
     sm_90a   1  5-8, 16, 32  _apart_fork
     sm_90a   1  64           _fork_split_sparse_decode_wide_mla_value
@@ -46,7 +46,7 @@ class DsaTp1Layer(Layer):
     STREAMS = {"side": 0, "gates": 0}
     TABLE = {
         ("sm_90a", 1): {
-            1: "_apart_late",
+            1: "_apart_late_query_3",
             2: "_apart_front",
             3: "_apart_front",
             4: "_apart_front",
@@ -87,37 +87,37 @@ class DsaTp1Layer(Layer):
         },
     }
 
-    def _apart_late(self, step: Step, at: SimpleNamespace) -> None:
+    def _apart_late_query_3(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1 (q 1) on sm_90a.
 
         main   packed_gemm index_front index_scores topk_select sparse_decode_wide mla_value o_proj
-        side                                        mla_query ../
+        side                           mla_query .............../
         gates                                                   gate_gemm ........./
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:115
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:125
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :115
+        )  # :125
+        side.wait_stream(main)
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :115
-        side.wait_stream(main)
+        )  # :125
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :115
-        gates.wait_stream(main)
+        )  # :125
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :116
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :128
         main.wait_stream(side)  # sparse_decode_wide needs what side made
+        gates.wait_stream(main)
         self.sparse_decode_wide(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent
-        )  # :115
+        )  # :126
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :117
+            self.gate_gemm(step.hidden, at.gate)  # :127
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :115
-        self.o_proj(at.gated, out=step.out)  # :115
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :126
+        self.o_proj(at.gated, out=step.out)  # :126
 
     def _apart_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 2-4 (q 1) and 4, 8 (q 4) on sm_90a.
@@ -127,29 +127,29 @@ class DsaTp1Layer(Layer):
         gates                                                   gate_gemm ........./
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:111
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:112
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :111
+        )  # :112
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :111
+        )  # :112
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :111
+        )  # :112
         gates.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :112
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :113
         main.wait_stream(side)  # sparse_decode_wide needs what side made
         self.sparse_decode_wide(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent
-        )  # :111
+        )  # :112
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :113
+            self.gate_gemm(step.hidden, at.gate)  # :114
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :111
-        self.o_proj(at.gated, out=step.out)  # :111
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :112
+        self.o_proj(at.gated, out=step.out)  # :112
 
     def _apart_fork(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8, 16, 32 (q 1) and 16, 32 (q 4) on sm_90a.
@@ -159,31 +159,31 @@ class DsaTp1Layer(Layer):
         gates                                                           gate_gemm ...................../
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:119
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:120
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :119
-        self.index_gemm(at.q_c, at.index_q)  # :119
+        self.query_norm(at.q_a, at.q_c)  # :120
+        self.index_gemm(at.q_c, at.index_q)  # :120
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :119
+        )  # :120
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :119
+        )  # :120
         gates.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :119
+        )  # :120
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :121
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
         main.wait_stream(side)  # sparse_decode_wide needs what side made
         self.sparse_decode_wide(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent
-        )  # :119
+        )  # :120
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :122
+            self.gate_gemm(step.hidden, at.gate)  # :123
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :120
-        self.o_proj(at.gated, out=step.out)  # :120
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
+        self.o_proj(at.gated, out=step.out)  # :121
 
     def _fork_split_sparse_decode_wide_mla_value(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -192,27 +192,27 @@ class DsaTp1Layer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:94
-        self.query_norm(at.q_a, at.q_c)  # :94
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:95
+        self.query_norm(at.q_a, at.q_c)  # :95
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :94
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :94
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :94
+        )  # :95
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :94
+        )  # :95
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :95
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :96
         main.wait_stream(side)  # sparse_decode_wide needs what side made
         self.sparse_decode_wide(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent
-        )  # :94
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :94
-        self.o_proj(at.gated, out=step.out)  # :94
+        )  # :95
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :95
+        self.o_proj(at.gated, out=step.out)  # :95
 
     def _fork_split_trtllm_gen_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -221,50 +221,50 @@ class DsaTp1Layer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:94
-        self.query_norm(at.q_a, at.q_c)  # :94
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:95
+        self.query_norm(at.q_a, at.q_c)  # :95
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :94
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :94
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :94
+        )  # :95
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :94
+        )  # :95
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :95
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :96
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :94 plain: reads `valid` before its wait
-        self.value_bmm(at.latent, at.values, pdl=False)  # :94 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :94
-        self.o_proj(at.gated, out=step.out)  # :94
+        )  # :95 plain: reads `valid` before its wait
+        self.value_bmm(at.latent, at.values, pdl=False)  # :95 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :95
+        self.o_proj(at.gated, out=step.out)  # :95
 
     def _late_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) on sm_100a.
 
         main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:105
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:106
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :105
+        )  # :106
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :105
+        )  # :106
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :105
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :105
+        )  # :106
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :106
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :105 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :105
-        self.o_proj(at.gated, out=step.out)  # :105
+        )  # :106 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :106
+        self.o_proj(at.gated, out=step.out)  # :106
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8 (q 1) and 4, 8 (q 4) on sm_100a.
@@ -273,27 +273,27 @@ class DsaTp1Layer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:91
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:92
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :91
-        self.index_gemm(at.q_c, at.index_q)  # :91
+        self.query_norm(at.q_a, at.q_c)  # :92
+        self.index_gemm(at.q_c, at.index_q)  # :92
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :91
+        )  # :92
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :91
+        )  # :92
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :91
+        )  # :92
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :92
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :93
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :91 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :91
-        self.o_proj(at.gated, out=step.out)  # :91
+        )  # :92 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :92
+        self.o_proj(at.gated, out=step.out)  # :92
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -302,24 +302,24 @@ class DsaTp1Layer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:91
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:92
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :91
-        self.index_gemm(at.q_c, at.index_q)  # :91
+        self.query_norm(at.q_a, at.q_c)  # :92
+        self.index_gemm(at.q_c, at.index_q)  # :92
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :91
+        )  # :92
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :91
+        )  # :92
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :91
+        )  # :92
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :92
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :93
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :91 plain: reads `valid` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :91
-        self.o_proj(at.gated, out=step.out)  # :91
+        )  # :92 plain: reads `valid` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :92
+        self.o_proj(at.gated, out=step.out)  # :92

@@ -168,7 +168,6 @@ OPS = (
         constants={"gate_columns": GATE_COLUMNS},
         kernel="packed_gemm:PackedGemm",
         tactics={
-            ("sm_90a", 1): {"tile_n": 32, "tokens": 8, "ring": 227},
             ("sm_90a", 4): {"tile_n": 24, "tokens": 8, "ring": 227},
             ("sm_90a", 8): {"tile_n": 32, "tokens": 8, "ring": 227},
             ("sm_90a", 16): {"tile_n": 24, "tokens": 16},
@@ -223,6 +222,7 @@ OPS = (
         constants={"top_k": TOP_K, "tie": "low_id"},
         kernel="topk_select:TopkSelect",
         tactics={
+            ("sm_90a", 1): {"parts": 8, "threads": 512},
             ("sm_90a", 8): {"parts": 8, "threads": 1024},
             ("sm_90a", 32): {"parts": 4, "threads": 1024},
             ("sm_90a", 64): {"parts": 2, "threads": 1024},

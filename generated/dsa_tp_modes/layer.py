@@ -2,26 +2,29 @@
 
 Generated from pipelines/dsa_tp_modes.yaml; do not edit. Schedule proved.
 
-    arch     q  rows         method
-    sm_90a   1  1            _serial
-    sm_90a   1  2            _front
-    sm_90a   1  3            _wait
-    sm_90a   1  4            _late_front_sparse_decode
-    sm_90a   1  5            _late
-    sm_90a   1  6-8, 16, 32  _fork_sparse_decode
-    sm_90a   1  64           _fork_split_sparse_decode_mla_value
-    sm_90a   4  4            _wait
-    sm_90a   4  8            _late_front_sparse_decode
-    sm_90a   4  16           _late
-    sm_90a   4  32           _fork_sparse_decode
-    sm_90a   4  64           _fork_split_sparse_decode_mla_value
-    sm_100a  1  1-4          _late_front_prims_ts
-    sm_100a  1  5-8          _fork_prims_ts
-    sm_100a  1  16, 32       _fork_trtllm_gen
-    sm_100a  1  64           _fork_split_trtllm_gen_value_bmm_mla_gate
-    sm_100a  4  4, 8         _fork_prims_ts
-    sm_100a  4  16, 32       _fork_trtllm_gen
-    sm_100a  4  64           _fork_split_trtllm_gen_value_bmm_mla_gate
+    arch     q  rows    method
+    sm_90a   1  1       _serial
+    sm_90a   1  2       _front
+    sm_90a   1  3       _wait
+    sm_90a   1  4       _late_front_sparse_decode
+    sm_90a   1  5       _late
+    sm_90a   1  6       _apart_front
+    sm_90a   1  7       _apart_late
+    sm_90a   1  8       _apart_fork
+    sm_90a   1  16, 32  _fork_sparse_decode
+    sm_90a   1  64      _fork_split_sparse_decode_mla_value
+    sm_90a   4  4       _wait
+    sm_90a   4  8       _late_front_sparse_decode
+    sm_90a   4  16      _late
+    sm_90a   4  32      _fork_sparse_decode
+    sm_90a   4  64      _fork_split_sparse_decode_mla_value
+    sm_100a  1  1-4     _late_front_prims_ts
+    sm_100a  1  5-8     _fork_prims_ts
+    sm_100a  1  16, 32  _fork_trtllm_gen
+    sm_100a  1  64      _fork_split_trtllm_gen_value_bmm_mla_gate
+    sm_100a  4  4, 8    _fork_prims_ts
+    sm_100a  4  16, 32  _fork_trtllm_gen
+    sm_100a  4  64      _fork_split_trtllm_gen_value_bmm_mla_gate
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ class DsaTpModesLayer(Layer):
     OPS = OPS
     RANKS = 8
     ROWS_CAP = ROWS_CAP
-    STREAMS = {"side": 0}
+    STREAMS = {"side": 0, "gates": 0}
     TABLE = {
         ("sm_90a", 1): {
             1: "_serial",
@@ -56,9 +59,9 @@ class DsaTpModesLayer(Layer):
             3: "_wait",
             4: "_late_front_sparse_decode",
             5: "_late",
-            6: "_fork_sparse_decode",
-            7: "_fork_sparse_decode",
-            8: "_fork_sparse_decode",
+            6: "_apart_front",
+            7: "_apart_late",
+            8: "_apart_fork",
             16: "_fork_sparse_decode",
             32: "_fork_sparse_decode",
             64: "_fork_split_sparse_decode_mla_value",
@@ -97,10 +100,10 @@ class DsaTpModesLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_select sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:89
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:90
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
-        )  # :89
+        )  # :90
         self.index_front(
             at.wk,
             at.wv,
@@ -110,17 +113,17 @@ class DsaTpModesLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-        )  # :89
+        )  # :90
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :89
+        )  # :90
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :89
-        # :89
+        )  # :90
+        # :90
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :89
-        self.o_proj(at.gated, out=step.out)  # :89
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :90
+        self.o_proj(at.gated, out=step.out)  # :90
 
     def _front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 2 (q 1) on sm_90a.
@@ -129,142 +132,237 @@ class DsaTpModesLayer(Layer):
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:97
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:98
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :97
+        )  # :98
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :97
+        )  # :98
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :97
+        )  # :98
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :98
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :99
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :97
+        # :98
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :97
-        self.o_proj(at.gated, out=step.out)  # :97
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :98
+        self.o_proj(at.gated, out=step.out)  # :98
 
     def _wait(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 3 (q 1) and 4 (q 4) on sm_90a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:100
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:101
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
-        )  # :100
-        self.index_gemm(at.q_c, at.index_q)  # :100
+        )  # :101
+        self.index_gemm(at.q_c, at.index_q)  # :101
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :100
+        )  # :101
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :100
+        )  # :101
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :100
-        # :100
+        )  # :101
+        # :101
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :100
-        self.o_proj(at.gated, out=step.out)  # :100
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :101
+        self.o_proj(at.gated, out=step.out)  # :101
 
     def _late_front_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 4 (q 1) and 8 (q 4) on sm_90a.
 
         main  packed_gemm index_front index_scores topk_select mla_query sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:105
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:106
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :105
+        )  # :106
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :105
+        )  # :106
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :105
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :105
-        # :105
+        )  # :106
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :106
+        # :106
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :105
-        self.o_proj(at.gated, out=step.out)  # :105
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :106
+        self.o_proj(at.gated, out=step.out)  # :106
 
     def _late_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) on sm_100a.
 
         main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:105
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:106
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :105
+        )  # :106
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :105
+        )  # :106
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :105
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :105
+        )  # :106
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :106
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :105 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :105
-        self.o_proj(at.gated, out=step.out)  # :105
+        )  # :106 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :106
+        self.o_proj(at.gated, out=step.out)  # :106
 
     def _late(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5 (q 1) and 16 (q 4) on sm_90a.
 
         main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select mla_query sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:102
-        self.query_norm(at.q_a, at.q_c)  # :102
-        self.index_gemm(at.q_c, at.index_q)  # :102
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:103
+        self.query_norm(at.q_a, at.q_c)  # :103
+        self.index_gemm(at.q_c, at.index_q)  # :103
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :102
+        )  # :103
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :102
+        )  # :103
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :102
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :102
-        # :102
+        )  # :103
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :103
+        # :103
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :102
-        self.o_proj(at.gated, out=step.out)  # :102
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :103
+        self.o_proj(at.gated, out=step.out)  # :103
+
+    def _apart_front(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 6 (q 1) on sm_90a.
+
+        main   packed_gemm index_front index_scores topk_select sparse_decode mla_value o_proj
+        side               mla_query .........................../
+        gates                                                   gate_gemm ..../
+        """
+        main, side, gates = self.main, self.side, self.gates
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:112
+        side.wait_stream(main)
+        self.index_front(
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :112
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :112
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :112
+        gates.wait_stream(main)
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :113
+        main.wait_stream(side)  # sparse_decode needs what side made
+        # :112
+        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
+        with self.on(gates):
+            self.gate_gemm(step.hidden, at.gate)  # :114
+        main.wait_stream(gates)  # mla_value needs what gates made
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :112
+        self.o_proj(at.gated, out=step.out)  # :112
+
+    def _apart_late(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 7 (q 1) on sm_90a.
+
+        main   packed_gemm index_front index_scores topk_select sparse_decode mla_value o_proj
+        side                                        mla_query ../
+        gates                                                   gate_gemm ..../
+        """
+        main, side, gates = self.main, self.side, self.gates
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:116
+        self.index_front(
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :116
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :116
+        side.wait_stream(main)
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :116
+        gates.wait_stream(main)
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :117
+        main.wait_stream(side)  # sparse_decode needs what side made
+        # :116
+        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
+        with self.on(gates):
+            self.gate_gemm(step.hidden, at.gate)  # :118
+        main.wait_stream(gates)  # mla_value needs what gates made
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :116
+        self.o_proj(at.gated, out=step.out)  # :116
+
+    def _apart_fork(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 8 (q 1) on sm_90a.
+
+        main   packed_gemm query_norm index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
+        side               mla_query .............................................../
+        gates                                                           gate_gemm ................/
+        """
+        main, side, gates = self.main, self.side, self.gates
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:120
+        side.wait_stream(main)
+        self.query_norm(at.q_a, at.q_c)  # :120
+        self.index_gemm(at.q_c, at.index_q)  # :120
+        self.dsa_index(
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :120
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :120
+        gates.wait_stream(main)
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :120
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
+        main.wait_stream(side)  # sparse_decode needs what side made
+        # :120
+        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
+        with self.on(gates):
+            self.gate_gemm(step.hidden, at.gate)  # :123
+        main.wait_stream(gates)  # mla_value needs what gates made
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
+        self.o_proj(at.gated, out=step.out)  # :121
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 6-8, 16, 32 (q 1) and 32 (q 4) on sm_90a.
+        """Rows 16, 32 (q 1) and 32 (q 4) on sm_90a.
 
         main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:91
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:92
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :91
-        self.index_gemm(at.q_c, at.index_q)  # :91
+        self.query_norm(at.q_a, at.q_c)  # :92
+        self.index_gemm(at.q_c, at.index_q)  # :92
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :91
+        )  # :92
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :91
+        )  # :92
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :91
+        )  # :92
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :92
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :93
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :91
+        # :92
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :91
-        self.o_proj(at.gated, out=step.out)  # :91
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :92
+        self.o_proj(at.gated, out=step.out)  # :92
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8 (q 1) and 4, 8 (q 4) on sm_100a.
@@ -273,27 +371,27 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:91
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:92
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :91
-        self.index_gemm(at.q_c, at.index_q)  # :91
+        self.query_norm(at.q_a, at.q_c)  # :92
+        self.index_gemm(at.q_c, at.index_q)  # :92
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :91
+        )  # :92
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :91
+        )  # :92
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :91
+        )  # :92
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :92
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :93
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :91 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :91
-        self.o_proj(at.gated, out=step.out)  # :91
+        )  # :92 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :92
+        self.o_proj(at.gated, out=step.out)  # :92
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -302,27 +400,27 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:91
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:92
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :91
-        self.index_gemm(at.q_c, at.index_q)  # :91
+        self.query_norm(at.q_a, at.q_c)  # :92
+        self.index_gemm(at.q_c, at.index_q)  # :92
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :91
+        )  # :92
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :91
+        )  # :92
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :91
+        )  # :92
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :92
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :93
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :91 plain: reads `valid` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :91
-        self.o_proj(at.gated, out=step.out)  # :91
+        )  # :92 plain: reads `valid` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :92
+        self.o_proj(at.gated, out=step.out)  # :92
 
     def _fork_split_sparse_decode_mla_value(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -331,26 +429,26 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:94
-        self.query_norm(at.q_a, at.q_c)  # :94
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:95
+        self.query_norm(at.q_a, at.q_c)  # :95
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :94
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :94
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :94
+        )  # :95
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :94
+        )  # :95
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :95
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :96
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :94
+        # :95
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :94
-        self.o_proj(at.gated, out=step.out)  # :94
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :95
+        self.o_proj(at.gated, out=step.out)  # :95
 
     def _fork_split_trtllm_gen_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -359,25 +457,25 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:94
-        self.query_norm(at.q_a, at.q_c)  # :94
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:95
+        self.query_norm(at.q_a, at.q_c)  # :95
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :94
+        self.index_gemm(at.q_c, at.index_q)  # :95
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :94
+        )  # :95
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :94
+        )  # :95
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :94
+        )  # :95
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :95
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :96
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :94 plain: reads `valid` before its wait
-        self.value_bmm(at.latent, at.values, pdl=False)  # :94 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :94
-        self.o_proj(at.gated, out=step.out)  # :94
+        )  # :95 plain: reads `valid` before its wait
+        self.value_bmm(at.latent, at.values, pdl=False)  # :95 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :95
+        self.o_proj(at.gated, out=step.out)  # :95

@@ -15,8 +15,8 @@ Warps    GATHER_WARPS copy rows into a ring of slots, 16 bytes a lane. SCORE_WAR
          registers and each score whole groups. VALUE_WARPS each sum KV_LORA / VALUE_WARPS columns
          over all groups. A group's m is the running maximum of its score warp, rounded up to an
          integer, so that moving P to a common maximum is an exact power of two.
-Merge    sums go to the CTA of the cluster that owns their columns, whose score warps add them in the
-         order of the CTAs.
+Merge    sums go to the CTA of the cluster that owns their columns, whose score warps add them in
+         the order of the CTAs.
 Wait     the scales are loaded before it, all else behind it. Released right behind it.
 Rounding P to F16 (its sum is taken before), the result to BF16. FP32 sums.
 """
