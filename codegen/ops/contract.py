@@ -9,6 +9,7 @@ kernel alike.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -229,6 +230,13 @@ def tactics(*entries: tuple[int, dict[str, int]]) -> tuple[tuple[int, Tactic], .
     return tuple((most, tuple(fields.items())) for most, fields in entries)
 
 
+def _part(whole: int, most: int) -> int:
+    """`whole` by the least power of two that makes it no larger than `most`."""
+    while whole > most:
+        whole //= 2
+    return whole
+
+
 @dataclass(frozen=True)
 class Contract:
     """The promise of one op.
@@ -259,6 +267,8 @@ class Contract:
     empty_row: str = ""  # what it writes for a row without keys
     tile: tuple[str, ...] = ()  # names of tactic fields
     tactics: tuple[tuple[int, Tactic], ...] = ()  # up to so many rows; what a spec says goes first
+    parts: tuple[tuple[str, str, str], ...] = ()  # operand, flag or "", shape: all that it touches
+    tile_parts: tuple[tuple[str, str], ...] = ()  # fields that part a dimension by a power of two
     # By field what is worth timing; the first value is what the kernel takes by itself.
     tile_values: tuple[tuple[str, tuple[int, ...]], ...] = ()
     takes_rows: bool = False  # no operand tells it how many rows the step has
@@ -301,9 +311,14 @@ class Contract:
         """The operand of that name, or None."""
         return next((operand for operand in self.operands if operand.name == name), None)
 
-    def tactic(self, rows: int) -> Tactic:
-        """The tile parameters for that many rows where the spec names none; maybe none at all."""
-        return next((tactic for most, tactic in self.tactics if rows <= most), ())
+    def tactic(self, rows: int, dims: Mapping[str, int]) -> Tactic:
+        """The tile parameters for that many rows where the spec names none; maybe none at all.
+
+        A field that parts a dimension is its largest part that is no larger than measured.
+        """
+        found = next((tactic for most, tactic in self.tactics if rows <= most), ())
+        parted = {name: dims[dimension] for name, dimension in self.tile_parts}
+        return tuple((name, _part(parted.get(name, most), most)) for name, most in found)
 
     @property
     def early_reads(self) -> tuple[str, ...]:

@@ -83,6 +83,7 @@ INDEX_FRONT = Contract(
         divides=(("q_lora", 32), ("index_dim", 32)),
     ),
     tile=("tile_n", "tokens", "held"),
+    tile_parts=(("tile_n", "index_dim"),),
     tile_values=(("tile_n", (32, 16, 64)), ("tokens", (16, 8, 32, 64)), ("held", (32, 16, 8))),
     tactics=tactics(
         (8, {"tile_n": 64, "tokens": 8, "held": 8}), (16, {"tokens": 16}), (64, {"tokens": 64})

@@ -61,6 +61,10 @@ PACKED_GEMM = Contract(
     constants=("gate_columns",),
     reference="projection:packed_gemm",
     kernel="packed_gemm",
+    parts=(
+        ("packed", "without_gate", "pitch - heads * v_dim, hidden"),
+        ("projected", "without_gate", "rows, pitch - heads * v_dim"),
+    ),
     release=Release.AFTER_WEIGHTS,
     limits=Limits(divides=(("hidden", 64),)),
     tile=_TILE,
@@ -81,6 +85,7 @@ GATE_GEMM = Contract(
     constants=("gate_columns",),
     reference="projection:gate_gemm",
     kernel="gate_gemm",
+    parts=(("packed", "", "heads * v_dim, hidden"),),
     release=Release.AFTER_WEIGHTS,
     limits=Limits(divides=(("hidden", 64),)),
     tile=_TILE,

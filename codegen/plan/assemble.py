@@ -102,7 +102,9 @@ def assemble(
         settled=MappingProxyType(settled),
         tactics=MappingProxyType(
             {
-                op.name: tactics_of(op, resolved.slots.values(), resolved.targets, resolved.rows)
+                op.name: tactics_of(
+                    op, resolved.slots.values(), resolved.targets, resolved.rows, dims
+                )
                 for op in ops
             }
         ),

@@ -158,14 +158,20 @@ def critical_path(pipeline: PipelinePlan, step: StepPlan) -> tuple[str, ...]:
 
 
 def moved(pipeline: PipelinePlan, step: StepPlan, launch: Launch) -> int:
-    """Bytes that a launch moves: every operand once, what it polls and re-arms twice."""
+    """Bytes that a launch moves: of every operand what it touches, once; what it polls and re-arms
+    twice."""
     return _moved(pipeline, launch, _sizes(pipeline, step), _dtypes(pipeline))
 
 
 def _moved(
     pipeline: PipelinePlan, launch: Launch, names: Mapping[str, int], dtypes: Mapping[str, str]
 ) -> int:
-    total = 0
+    total, flags = 0, {name for name, is_set in launch.flags if is_set}
+    parts = {
+        operand: tuple(shape.split(", "))
+        for operand, flag, shape in launch.contract.parts
+        if not flag or flag in flags
+    }
     for binding in launch.bindings:
         operand = launch.contract.operand(binding.operand)
         if operand is None or binding.access is Access.LAYOUT:
@@ -173,7 +179,8 @@ def _moved(
         if binding.kind is Kind.CACHE:
             size = _cache_bytes(pipeline, launch, binding, names)
         else:
-            axes = (evaluate(_parsed(text), names) for text in operand.shape)
+            shape = parts.get(operand.name, operand.shape)
+            axes = (evaluate(_parsed(text), names) for text in shape)
             size = prod(axes) * DTYPE_BYTES[dtypes.get(binding.target, operand.dtype)]
         both = binding.access in (Access.UPDATE, Access.CONSUME, Access.EXCHANGE)
         total += 2 * size if both else size

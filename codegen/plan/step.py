@@ -97,7 +97,7 @@ def choices(resolved: Resolved, arch: str, q: int, rows: int, mode: Mode) -> tup
             cell = table.at(arch, q, rows) if table else None
             found.append(id(cell.value) if cell else None)
         for op in slot.choices:
-            found.append(CONTRACTS[op].tactic(rows) if op in CONTRACTS else None)
+            found.append(CONTRACTS[op].tactic(rows, resolved.dims) if op in CONTRACTS else None)
     return tuple(found)
 
 
@@ -220,7 +220,7 @@ def _launch(
         tuple(sorted(flags.items())),
         tuple(sorted(seat.options.items())),
         arguments,
-        tactic_at(slot, contract, *at),
+        tactic_at(slot, contract, resolved.dims, *at),
         pdl,
         word.span,
     )

@@ -339,8 +339,8 @@ def _cut(step: Step, rows: slice) -> Step:
 
 # -- stopping -----------------------------------------------------------------------------------
 
-# What is new behind the last op of each stage of dsa_tp, in host order (rows 5: fork, sm_90a): the
-# query stage begins with the norm, and its last op is issued behind the index path.
+# What is new behind the last op of each stage of dsa_tp, in host order (rows 5, sm_90a): the query
+# stage begins with the norm, and its last op is issued behind the index path.
 WRITES = {
     "projection": ("projected",),
     "indexer": ("q_c", "index_q", "index_q8", "index_w", "scores", "selected", "valid"),
@@ -351,9 +351,28 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("stage", WRITES)
-def test_stop_after_leaves_later_buffers_alone(layers: LayerFactory, stage: str) -> None:
-    layer_class = layers.tp(4)
+# The projection's last op is the gate's GEMM, issued ahead of its join behind the core.
+WRITES_APART = {
+    "indexer": WRITES["projection"] + WRITES["indexer"],
+    "query": ("query",),
+    "sparse_core": ("latent",),
+    "projection": (),
+    "value": ("gated",),
+    "o_proj": (),
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "writes", "stage"),
+    [
+        *(("fork", WRITES, stage) for stage in WRITES),
+        *(("apart_fork", WRITES_APART, stage) for stage in WRITES_APART),
+    ],
+)
+def test_stop_after_leaves_later_buffers_alone(
+    layers: LayerFactory, mode: str, writes: dict[str, tuple[str, ...]], stage: str
+) -> None:
+    layer_class = layers.tp(4, mode=mode)
     ready = engine_inputs(layer_class, (70, 1, 64, 129, 33))
     layer = ready.prepared(layer_class)
     poison(layer)
@@ -364,9 +383,9 @@ def test_stop_after_leaves_later_buffers_alone(layers: LayerFactory, stage: str)
         for name, buffer in layer.buffers.items()
         if not buffer.view(torch.uint8).equal(before[name].view(torch.uint8))
     }
-    ended = list(WRITES)
+    ended = list(writes)
     reached = ended[: ended.index(stage) + 1]
-    assert written == {name for entered in reached for name in WRITES[entered]}
+    assert written == {name for entered in reached for name in writes[entered]}
     assert bool(ready.step.out.isnan().all()) == (stage != "o_proj")
 
 

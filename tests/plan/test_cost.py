@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from spec_project import make_project, plan_of
+from spec_project import make_project, plan_edited, plan_of
 
 from kpipe.codegen.plan.cost import (
     BANDWIDTH,
@@ -39,6 +39,20 @@ def test_bytes_of_a_gemm_are_weights_input_and_output(plan: PipelinePlan) -> Non
     pitch, hidden, rows = plan.dims["pitch"], plan.dims["hidden"], step.rows
     expected = 2 * (pitch * hidden + rows * hidden + rows * pitch)  # all BF16
     assert moved(plan, step, launch_of(step, "packed_gemm")) == expected
+
+
+def test_a_gemm_apart_moves_its_own_columns(tmp_path: Path) -> None:
+    edit = (
+        'sm_90a:  {q1: {"1-4": front, "5-32": fork',
+        'sm_90a:  {q1: {"1-4": front, "5-32": apart_fork',
+    )
+    plan = plan_edited(tmp_path, "dsa_tp", edit)
+    step = step_of(plan, "apart_fork")
+    hidden, rows, gate = plan.dims["hidden"], step.rows, plan.dims["heads"] * plan.dims["v_dim"]
+    columns = {"packed_gemm": plan.dims["pitch"] - gate, "gate_gemm": gate}
+    for op, own in columns.items():
+        expected = 2 * (own * hidden + rows * hidden + rows * own)
+        assert moved(plan, step, launch_of(step, op)) == expected
 
 
 def test_a_core_reads_the_selected_rows_of_the_cache(plan: PipelinePlan) -> None:

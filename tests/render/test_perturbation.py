@@ -102,7 +102,11 @@ CHANGED: dict[str, list[Edit]] = {
     ],
     "stages.*.pdl": [(TP, O_PROJ, O_PROJ[:-1] + ", pdl: {o_proj: off}}")],
     "overlap.modes": [
-        (TP, "fork side, query_norm, index_gemm", "query_norm, fork side, index_gemm")
+        (
+            TP,
+            "    fork:\n      main: [packed_gemm, fork side, query_norm, index_gemm",
+            "    fork:\n      main: [packed_gemm, query_norm, fork side, index_gemm",
+        )
     ],
     "overlap.table": [
         (TP, '{q1: {"1-4": front, "5-32": fork', '{q1: {"1-4": serial, "5-32": fork')

@@ -86,7 +86,7 @@ def test_a_wrong_layer_fails_every_case(
 
 def test_a_higher_id_among_ties_is_found(project: LayerFactory, modes: Path) -> None:
     """Equal scores, so that only the rule tells the two selections apart."""
-    folder = project.folder("suite_high", TP.format(name="suite_high"))
+    folder = project.folder("suite_high", MODES.format(name="suite_high"))
     text = (folder / "ops.py").read_text()
     assert '"tie": "low_id"' in text
     (folder / "ops.py").write_text(text.replace('"tie": "low_id"', '"tie": "high_id"'))
