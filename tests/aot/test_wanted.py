@@ -62,8 +62,9 @@ def wanted_of(layer_class: type[Layer], places: list[Place]) -> list[Wanted]:
     return FolderKernels(layer_class, folder, ARCH, "4.8.1").wanted((), places)
 
 
-def test_a_rank_alone(layers, host, monkeypatch) -> None:
-    layer_class = layers.tp(4)
+@pytest.mark.parametrize("mode", ["front", "fork"])
+def test_a_rank_alone(layers, host, monkeypatch, mode) -> None:
+    layer_class = layers.tp(4, mode=mode)
     wanted = wanted_of(layer_class, [])
     assert {one.id for one in wanted} == compiled_by(layer_class, monkeypatch)
     assert len({one.key for one in wanted}) == len({one.symbol for one in wanted}) == len(wanted)

@@ -17,6 +17,14 @@ from kpipe.runtime.layer import Layer
 ROOT = Path(__file__).resolve().parents[2]
 
 
+TABLE = """\
+overlap:
+  table:
+    q1: {"1-4": front, "5-32": fork, "33-64": fork_split}
+    q4: {"4-32": fork, "33-64": fork_split}
+"""
+
+
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, with the folder that it lies in on the path as when it is run."""
@@ -29,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small layer with a side stream."""
     layers = LayerFactory(tmp_path_factory.mktemp("project"))
     text = "extends: dsa_tp.yaml\nname: small\ngeometry: small\nparallel: {tp: 4}\n"
-    return layers.folder("small", text)
+    return layers.folder("small", text + TABLE)
 
 
 def test_every_launch_of_a_step_is_timed(

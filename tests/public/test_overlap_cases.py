@@ -124,7 +124,8 @@ def test_D07_a_side_kernel_recorded_first_costs_a_stream_per_layer() -> None:
     assert replay_streams(on(MAIN, plain("M"), plain("M")) * COUNT) == 1
 
 
-BAD = ("packed_gemm, fork side, query_norm", "packed_gemm, fork side, issue side, query_norm")
+FORK = "    fork:\n      main: [packed_gemm, fork side, "
+BAD = (f"{FORK}query_norm", f"{FORK}issue side, query_norm")
 
 
 def test_D07_the_lint_counts_layers_and_streams(tmp_path: Path) -> None:

@@ -232,8 +232,8 @@ def test_D45_an_empty_table_is_not_a_default(tmp_path: Path) -> None:
         ("\nstages:\n", "\nstagess:\n", "`stagess`", "did you mean `stages`?"),
         ("name: dsa_tp\n", "nmae: dsa_tp\n", "`nmae`", "did you mean `name`?"),
         (
-            "ops: [packed_gemm]\n    tactics:",
-            "ops: [packed_gemm]\n    tactic:",
+            "ops: [packed_gemm, gate_gemm]\n    tactics:",
+            "ops: [packed_gemm, gate_gemm]\n    tactic:",
             "`tactic` in `stages.projection`",
             "did you mean `tactics`?",
         ),
