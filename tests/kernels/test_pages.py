@@ -8,7 +8,17 @@ from types import ModuleType
 
 import pytest
 from ptx_flow import parameter_registers
-from test_compile import ARCHS, KIMI, WEIGHTS, assert_waits, build, context, load, names_of
+from test_compile import (
+    ARCHS,
+    KIMI,
+    STEP_READS,
+    WEIGHTS,
+    assert_waits,
+    build,
+    context,
+    load,
+    names_of,
+)
 
 from kpipe.codegen.render.api import environment
 from kpipe.runtime.formats import cache_format as layout
@@ -45,7 +55,8 @@ def test_large_pages_compile_and_wait(paged, form, name, arch):
     assert cache.shape[1:] == (PAGE, row_bytes) and module.PAGE == PAGE
     ptx = build(module, name, arch)
     scales = {"q_scale", "k_scale"} if form == "fp8_ds_mla" and name == "sparse_decode" else set()
-    assert_waits(ptx, names_of(module.operands()), WEIGHTS[name] - scales)
+    step_reads = STEP_READS.get(name, ())
+    assert_waits(ptx, names_of(module.operands()), WEIGHTS[name] - scales, step_reads)
 
 
 @pytest.mark.parametrize("form", ["fp8_tensor", "fp8_ds_mla"])
