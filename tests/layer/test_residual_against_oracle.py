@@ -89,6 +89,7 @@ def forgetful(base: type[Layer], name: str) -> type[Layer]:
             def forgetting(o_mail, out, **named):  # type: ignore[no-untyped-def]
                 if name == "sum":
                     for source in range(o_mail.ranks):
+                        o_mail.poll((source, slice(0, out.shape[0])))  # a later word would be seen
                         o_mail.local[source, : out.shape[0]] = 0
                 else:
                     named[name] = torch.zeros_like(named[name])
