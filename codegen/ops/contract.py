@@ -390,7 +390,6 @@ def step(
     gates: tuple[str, ...] = (),
 ) -> Operand:
     """A tensor that the engine hands in for every step; `early`: it is read before the wait."""
-    phase = Phase.PROLOGUE if early else Phase.BODY
     access = Access.WRITE if write else Access.READ
     phase = Phase.PROLOGUE if early else Phase.BODY
     return Operand(name, Kind.STEP, access, _split(shape), dtype, phase, when, type, path, gates)

@@ -27,7 +27,6 @@ _TIE = Option(
 
 _PARTS = tactics(  # all resident
     (15, {"parts": 8, "threads": 1024}),
-    (16, {"parts": 4, "threads": 1024}),
     (32, {"parts": 4, "threads": 1024}),
     (64, {"parts": 2, "threads": 1024}),
 )

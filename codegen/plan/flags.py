@@ -6,7 +6,7 @@ order, so an overlap edit can change a flag but never a kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kpipe.codegen.ops.contract import Access, Contract, Derive, Flag, Operand
@@ -74,18 +74,21 @@ def _writes(seat: Seat, flags: Mapping[str, bool], target: str) -> bool:
     )
 
 
+def _written_by(seats: Sequence[Seat], others: Iterable[int], position: int, flag: Flag) -> bool:
+    target = seats[position].targets.get(flag.operand, flag.operand)
+    return any(_may_write(seats[other], target) for other in others)
+
+
 def _is_written(
     seats: Sequence[Seat], flags: Sequence[Mapping[str, bool]], position: int, flag: Flag
 ) -> bool:
-    target = seats[position].targets.get(flag.operand, flag.operand)
-    return any(_may_write(seats[other], target) for other in seats[position].ahead)
+    return _written_by(seats, seats[position].ahead, position, flag)
 
 
 def _is_written_apart(
     seats: Sequence[Seat], flags: Sequence[Mapping[str, bool]], position: int, flag: Flag
 ) -> bool:
-    target = seats[position].targets.get(flag.operand, flag.operand)
-    return any(_may_write(seat, target) for i, seat in enumerate(seats) if i != position)
+    return _written_by(seats, (i for i in range(len(seats)) if i != position), position, flag)
 
 
 def _is_only_writer(

@@ -30,8 +30,7 @@ def strongest(launch: Candidate, *, spin_overlap: bool) -> Pdl:
     before.  Nor does one that reads early what another op may have written: its predecessor would
     have to hold its release, and a hold rests on a reading that no document promises.  What the
     engine hands in is written ahead of the layer; the proof says whether that is early enough.  A
-    poller overlaps its neighbours only where
-    `environment.spin_overlap` allows it.
+    poller overlaps its neighbours only where `environment.spin_overlap` allows it.
     """
     polled = polled_operands(launch.contract, launch.flags)
     spins = f"polls {_names(polled)}" if polled and not spin_overlap else ""
