@@ -7,8 +7,9 @@ FOLDER is a generated folder; each of its kernels is launched once by `kpipe.run
 at the smallest declared number of rows from `--rows` on, and judged by its oracle.
 `reproducer` takes the cases of `racecheck_reproducer.py` instead. Only launches whose kernel name
 has the kernel's in it are instrumented, not those that make its inputs or its oracle. Prints a
-line a kernel and writes DIR/<tool>_<kernel>.txt. Exit code 1 where anything was found, was wrong
-or did not end in time, 4 where there is no compute-sanitizer.
+line a kernel and writes DIR/<tool>_<kernel>.txt. With `--every-lane` the kernels are those of
+`every_lane.py`, the logs DIR/<tool>_<kernel>_every_lane.txt. Exit code 1 where anything was found,
+was wrong or did not end in time, 4 where there is no compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ def command_of(options: argparse.Namespace, name: str) -> list[str]:
     if options.folder == REPRODUCER:
         program = [str(HERE / "racecheck_reproducer.py"), "--case", name]
         return [*tool_command(options, "hand_over"), sys.executable, *program]
-    program = ["-m", "kpipe.runtime.launch_check", options.folder]
-    program += ["--rows", str(options.rows), "--kernels", name]
+    every_lane = [str(HERE / "every_lane.py")]
+    program = every_lane if options.every_lane else ["-m", "kpipe.runtime.launch_check"]
+    program += [options.folder, "--rows", str(options.rows), "--kernels", name]
     function = KERNEL_NAMES.get(name, name)
     return [*tool_command(options, function), sys.executable, *program]
 
@@ -120,6 +122,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--launch-count", type=int, default=0, help="launches to look at; 0: all")
     parser.add_argument("--num-cuda-barriers", type=int, default=0, help="0: the tool's default")
     parser.add_argument("--racecheck-indirect-barrier-dependency", action="store_true")
+    parser.add_argument("--every-lane", action="store_true", help="see every_lane.py")
     return parser.parse_args(arguments)
 
 
@@ -128,6 +131,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not shutil.which("compute-sanitizer"):
         print("compute-sanitizer is not on PATH; it comes with the CUDA toolkit", file=sys.stderr)
         return 4
+    if options.every_lane and options.folder == REPRODUCER:
+        print("--every-lane: the reproducer's cases say themselves who arrives", file=sys.stderr)
+        return 2
     names = names_of(options)
     if not names:
         print(f"{options.folder} has no kernels", file=sys.stderr)
@@ -135,7 +141,8 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     clean = True
     for name in names:
-        log = options.out / f"{options.tool}_{name}.txt"
+        form = "_every_lane" if options.every_lane else ""
+        log = options.out / f"{options.tool}_{name}{form}.txt"
         began = time.monotonic()
         code = bounded(command_of(options, name), log, options.seconds)
         verdict = verdict_of(log.read_text(errors="replace"), code)

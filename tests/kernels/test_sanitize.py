@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from kpipe.runtime.device import barrier, wgmma
+from kpipe.runtime.device.wide_stages import Stages
 from kpipe.runtime.host.compile import compile_kernel, ptx_of
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
@@ -68,6 +70,58 @@ def test_a_kernel_has_a_command_of_its_own(sanitize):
         *("-m", "kpipe.runtime.launch_check", "generated/dsa_tp"),
         *("--rows", "4", "--kernels", "mla_query_split"),
     ]
+
+
+def test_every_lane_has_a_program_and_a_log_of_its_own(sanitize, fake_tool, tmp_path, capsys):
+    given = ["generated/dsa_tp1", "--tool", "racecheck", "--every-lane", "--out", str(tmp_path)]
+    given += ["--kernels", "sparse_decode_wide"]
+    command = sanitize.command_of(sanitize.parsed(given), "sparse_decode_wide")
+    program = command.index(sys.executable)
+    assert command[program + 1 :] == [
+        *(str(BENCH / "every_lane.py"), "generated/dsa_tp1"),
+        *("--rows", "1", "--kernels", "sparse_decode_wide"),
+    ]
+    assert sanitize.main(given) == 0
+    assert (tmp_path / "racecheck_sparse_decode_wide_every_lane.txt").exists()
+    assert capsys.readouterr().out.startswith("racecheck sparse_decode_wide: 0 hazards")
+
+
+def test_the_reproducer_has_no_other_form(sanitize, fake_tool, capsys):
+    assert sanitize.main(["reproducer", "--every-lane"]) == 2
+    expected = "--every-lane: the reproducer's cases say themselves who arrives\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.fixture
+def every_lane(monkeypatch) -> None:
+    """The change that `every_lane.py` makes, until the test ends."""
+    monkeypatch.setattr(barrier, "WARP_ARRIVALS", barrier.WARP_ARRIVALS)
+    monkeypatch.setattr(barrier, "arrive_as_warp", barrier.arrive_as_warp)
+    monkeypatch.setattr(wgmma, "_HEAD", wgmma._HEAD)
+    monkeypatch.setattr(Stages, "initialise", Stages.initialise)
+    bench("every_lane").every_lane_arrives()
+
+
+def test_every_barrier_of_the_wide_core_counts_lanes(every_lane, monkeypatch):
+    made = {}
+    monkeypatch.setattr(barrier, "make_ready", lambda at, count, lanes: made.update({at: lanes}))
+    monkeypatch.setattr(barrier, "fence_ready", lambda: None)
+    names = ("ready", "free", "scored", "asked", "done")
+    unused = dict.fromkeys(("arena", "key_scales", "head_scales", "moves", "masses"))
+    Stages(blocks=9, **unused, **{name: name for name in names}).initialise(4, 4, 8)
+    assert made == {"ready": 128, "free": 256, "scored": 128, "asked": 256, "done": 384}
+
+
+def test_every_lane_arrives(every_lane):
+    assert barrier.arrive_as_warp is barrier.arrive
+    assert "setp.ge.u32 lead, lane, 0" in wgmma._HEAD and "setp.eq.u32 lead" not in wgmma._HEAD
+
+
+def test_another_text_of_the_products_is_told(monkeypatch):
+    monkeypatch.setattr(wgmma, "_HEAD", "wgmma.fence.sync.aligned;")
+    with pytest.raises(ValueError, match="no 'setp.eq.u32 lead, lane, 0;' in the products"):
+        bench("every_lane").every_lane_arrives()
+    assert barrier.WARP_ARRIVALS == 1
 
 
 def test_the_dependency_is_an_option_of_racecheck_alone(sanitize):

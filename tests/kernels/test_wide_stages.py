@@ -29,7 +29,7 @@ class Machine:
         self.phase: dict[int, int] = {}
         self.filled = [{warp: None for warp in range(GATHER)} for _ in range(COUNT)]
         self.weights: dict[int, int | None] = dict.fromkeys(range(SCORE))
-        self.summed = 0
+        self.summed, self.gathered, self.asked, self.weighed = 0, 0, 0, 0
         monkeypatch.setattr(barrier, "wait_soon", self.wait)
         monkeypatch.setattr(barrier, "make_ready", self.make)
         monkeypatch.setattr(barrier, "fence_ready", lambda: None)
@@ -59,13 +59,16 @@ class Machine:
             if order >= COUNT:
                 self.stages.wait_free(order - COUNT, warp)
                 yield from self.until()
+            yield None
             self.filled[order % COUNT][warp] = order
+            self.gathered += 1
             yield None
             self.arrive(READY + order % COUNT)
 
     def score(self, warp: int):
         self.wait(ASKED, 0)
         yield from self.until()
+        assert self.asked == VALUE
         for order in range(self.groups):
             self.stages.wait_ready(order)
             yield from self.until()
@@ -78,9 +81,14 @@ class Machine:
             yield None
         if self.groups > 0:
             self.arrive(SCORED)
+        yield None
+        self.weighed += 1
         self.arrive(DONE)
 
     def value(self, warp: int):
+        yield None
+        self.asked += 1  # its part of the query
+        yield None
         self.arrive(ASKED)
         for order in range(self.groups):
             self.stages.wait_ready(order)
@@ -98,6 +106,9 @@ class Machine:
         self.wait(DONE, 0)
         yield from self.until()
         assert self.summed == self.groups * VALUE, "behind it nobody reads the stages"
+        assert self.weighed == SCORE, "nor the query, and the masses are there"
+        written = self.gathered, self.asked
+        assert written == (self.groups * GATHER, VALUE), "sums overwrite what has been stored"
 
     def run(self, choices: random.Random) -> None:
         """Lets a warp that can go on take a step, until all have ended."""
@@ -112,6 +123,18 @@ class Machine:
                 blocked[warp] = next(warp)
             except StopIteration:
                 del blocked[warp]
+
+
+def test_sums_that_do_not_wait_overwrite_what_is_on_its_way(monkeypatch):
+    def value(machine: Machine, warp: int):
+        for step in whole(machine, warp):
+            yield None if step == (DONE, 0) else step
+
+    whole = Machine.value
+    monkeypatch.setattr(Machine, "value", value)
+    with pytest.raises(AssertionError, match="nobody reads|nor the query|sums overwrite"):
+        for seed in range(300):
+            Machine(monkeypatch, 2).run(random.Random(seed))
 
 
 @pytest.mark.parametrize("groups", [0, 1, 2, 3, 7])
