@@ -31,6 +31,8 @@ _PROJECTED = ColumnTypes(
 
 # Outputs and rows of a CTA, and KiB of its ring.
 _TILE = ("tile_n", "tokens", "ring")
+# Nanoseconds between two requests of weights ahead of the wait.
+_PACE = ("pace", (0, 600, 900, 1400))
 _TOKENS = ("tokens", (8, 16, 32, 64))
 _SMALLEST_TILE = tactics(
     (8, {"tile_n": 32, "tokens": 8}),
@@ -90,7 +92,7 @@ GATE_GEMM = Contract(
     limits=Limits(divides=(("hidden", 64),)),
     tile=_TILE,
     tactics=_BESIDE_THE_CORE,
-    tile_values=(("tile_n", (32, 64, 48, 16, 96, 128)), _TOKENS, ("ring", (112, 227))),
+    tile_values=(("tile_n", (32, 24, 16, 64, 48, 96, 128)), _TOKENS, ("ring", (112, 56, 72, 227))),
 )
 
 INDEX_GEMM = Contract(
@@ -144,14 +146,14 @@ O_PROJ = Contract(
     kernel="o_proj",
     release=Release.AFTER_LOADS,
     limits=Limits(divides=(("heads * v_dim", 64),)),
-    tile=_TILE,
+    tile=(*_TILE, "pace"),
     tactics=tactics(
         (8, {"tile_n": 64, "tokens": 8}),  # all weights ahead of the wait
         (16, {"tile_n": 64, "tokens": 16}),
         (32, {"tile_n": 64, "tokens": 32}),
         (64, {"tile_n": 64, "tokens": 64}),
     ),
-    tile_values=(("tile_n", (64, 56, 96, 112, 128, 32, 16)), _TOKENS, ("ring", (227, 112))),
+    tile_values=(("tile_n", (64, 56, 96, 112, 128, 32, 16)), _TOKENS, ("ring", (227, 112)), _PACE),
 )
 
 O_REDUCE = Contract(

@@ -6,7 +6,8 @@ Tile     A CTA makes `tile_n` outputs of up to `tokens` tokens, over all columns
 Loads    A ring in shared memory: a stage holds some columns of the CTA's weights and of its
          tokens. With `ring` KiB it fills shared memory, or leaves room for a CTA of the next
          kernel, which then requests its weights while this one ends; where it has room for all
-         columns, all weights are requested at once. One warp has the copy engine bring
+         columns, all weights are requested at once, or one stage after another where what runs
+         meanwhile should find memory free (`pace`). One warp has the copy engine bring
          the weights, others copy the tokens by cp.async: the kernel that writes tokens may then
          let this one start before it ends, which the engine's reads would forbid (async proxy).
 Product  The other warps share a stage: groups of WARP_ROWS outputs, times groups of columns.
@@ -19,7 +20,7 @@ either is stored, and none enters another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
 
 import cutlass
@@ -63,6 +64,7 @@ class Ring:
     sums: cute.Tensor  # FP32 [group of columns, token, output]; over the stages, after them
     full: cute.Pointer  # barrier of a stage: its weights and tokens have landed
     empty: cute.Pointer  # barrier of a stage: every warp has read it
+    begun: cute.Pointer  # barrier: the wait is over; there with a pace only
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class SkinnyGemm:
     tokens:          tokens of a CTA. More of them take more CTAs, which load the weights again.
     ring:            KiB of shared memory for stages and their barriers; the sums that follow in
                      the same place may take more.
+    pace:            nanoseconds between the requests of two stages ahead of the wait; 0: none.
 
     Raises ValueError for a tile that the kernel is not written for.
     """
@@ -83,6 +86,7 @@ class SkinnyGemm:
     tile_n: int
     tokens: int
     ring: int = MOST_SHARED
+    pace: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.tile_n % mma.HALF_M or not 0 < self.tile_n <= MAX_TILE:
@@ -193,7 +197,7 @@ class SkinnyGemm:
         size = max(ring_bytes, FP32_BYTES * cute.cosize(sums))
         shared = SmemAllocator()
         base = shared.allocate_array(Uint8, size, byte_alignment=ALIGN)
-        full = barrier.allocate(shared, 2 * self.stages)
+        full = barrier.allocate(shared, 2 * self.stages + (1 if self.pace else 0))
         empty = full + self.stages
         return Ring(
             weights=self.weight_tile.shared(base, self.stages),
@@ -201,6 +205,7 @@ class SkinnyGemm:
             sums=cute.make_tensor(cute.recast_ptr(base, dtype=Float32), sums),
             full=full,
             empty=empty,
+            begun=empty + (self.stages if self.pace else 0),
         )
 
     # -- the warp that requests weights -----------------------------------------------------
@@ -209,7 +214,8 @@ class SkinnyGemm:
     def request_weights(self, ring: Ring, w: tuple):
         """Makes the barriers ready and requests the weights of the stages that the ring holds.
 
-        The other warps use the ring behind a barrier of the CTA.
+        The other warps use the ring behind a barrier of the CTA; behind that `request_paced`
+        requests them where there is a pace.
         """
         prefetch_map(w)
         with cute.arch.elect_one():
@@ -217,10 +223,30 @@ class SkinnyGemm:
             arrivals = 1 + self.copying_warps * reduce.WARP
             barrier.make_ready(ring.full, self.stages, arrivals)
             barrier.make_ready(ring.empty, self.stages, self.warps * barrier.WARP_ARRIVALS)
+            if cutlass.const_expr(self.pace):
+                barrier.make_ready(ring.begun, 1, 1)
             barrier.fence_ready()
         cute.arch.sync_warp()
-        for chunk in cutlass.range_constexpr(self.stages):
-            self._request_weights(ring, w, chunk, chunk)
+        if cutlass.const_expr(not self.pace):
+            for chunk in cutlass.range_constexpr(self.stages):
+                self._request_weights(ring, w, chunk, chunk)
+
+    @cute.jit
+    def request_paced(self, ring: Ring, w: tuple):
+        """Requests what `request_weights` has left, a stage every `pace` ns until `begin`."""
+        if cutlass.const_expr(self.pace):
+            for chunk in cutlass.range_constexpr(self.stages):
+                if cutlass.const_expr(chunk):
+                    barrier.wait_or_pause(ring.begun, self.pace)
+                    cute.arch.sync_warp()
+                self._request_weights(ring, w, chunk, chunk)
+
+    @cute.jit
+    def begin(self, ring: Ring):
+        """Behind the wait: weights are held back no longer. Of all warps the second one says so."""
+        if cutlass.const_expr(self.pace):
+            if cute.arch.warp_idx() == REQUESTING_WARP + 1 and cute.arch.lane_idx() == 0:
+                barrier.arrive(ring.begun)
 
     @cute.jit
     def request_rest(self, ring: Ring, w: tuple):

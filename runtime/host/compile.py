@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kpipe.runtime.host.carveout import carved
+
 DTYPES = {
     "bf16": ("BFloat16", 2),
     "fp32": ("Float32", 4),
@@ -173,7 +175,8 @@ def _compile(kernel: Any, key: KernelKey, keep_ptx: bool) -> Callable[..., None]
     with tempfile.TemporaryDirectory(prefix="kpipe-") as folder:
         if keep_ptx:
             options += f" --keep-ptx --dump-dir={folder}"
-        return cute.compile(kernel, *_fake_tensors(key.operands), stream, options=options)
+        with carved():
+            return cute.compile(kernel, *_fake_tensors(key.operands), stream, options=options)
 
 
 def _fake_tensors(operands: Sequence[TensorSpec | None]) -> list[Any]:
