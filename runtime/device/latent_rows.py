@@ -28,6 +28,7 @@ _STEP_WORDS = 4
 _GROUP_STEPS = SCALE_GROUP // STEP
 _CHUNK_VECTORS = CODE_CHUNK * _BF16_BYTES // memory.VECTOR_BYTES
 _QUERY_EXPONENT = 15
+_CHAINS = 4  # of sums under way, so that products need not wait for each other
 
 
 def odd_pitch(row_bytes: int) -> int:
@@ -66,7 +67,8 @@ def code_products(fragments: list, rows: list, first: int, group_lane) -> list[l
     held, and the octets take turns, two chains of sums each: a step need not wait for the one
     before.
     """
-    chains = [[mma.zero_accumulator() for _ in range(2)] for _ in rows]
+    count = max(2, _CHAINS // len(rows))
+    chains = [[mma.zero_accumulator() for _ in range(count)] for _ in rows]
     end = first + len(fragments) * STEP
     for start in range(first, end, CODE_CHUNK):
         stop = min(start + CODE_CHUNK, end)
@@ -75,8 +77,16 @@ def code_products(fragments: list, rows: list, first: int, group_lane) -> list[l
             step = (start - first) // STEP + place
             for octet, sums in zip(words, chains, strict=True):
                 pairs = half.widen_e4m3(octet[place])
-                sums[step % 2] = mma.mma_step_f16(fragments[step], pairs, sums[step % 2])
-    return [[a + b for a, b in zip(*sums, strict=True)] for sums in chains]
+                chain = step % count
+                sums[chain] = mma.mma_step_f16(fragments[step], pairs, sums[chain])
+    return [[_added(parts) for parts in zip(*sums, strict=True)] for sums in chains]
+
+
+def _added(parts: tuple) -> Float32:
+    """The sum of a power of two of parts, neighbours first."""
+    while len(parts) > 1:
+        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 @dataclass(frozen=True)
@@ -196,9 +206,16 @@ class Fp8DsMlaRows(Fp8DsMla):
         scales = [self._scale(row, first_column // SCALE_GROUP) for row in lane_rows]
         moved, references = [[None] * 4 for _ in weights], []
         for side in range(2):
+            highest = maxima[0][side]
+            for part in maxima[1:]:
+                highest = cute.arch.fmax(highest, part[side])
+            factors = [cute.arch.exp2(part[side] - highest) for part in maxima]
             places = [(part, word) for part in range(len(weights)) for word in (side, side + 2)]
             values = [v for part, word in places for v in half.unpack(weights[part][word])]
-            values = [value * scale for value, scale in zip(values, scales, strict=True)]
+            values = [
+                value * (scale * factors[place * len(maxima) // len(scales)])
+                for place, (value, scale) in enumerate(zip(values, scales, strict=True))
+            ]
             largest = Float32(0.0)
             for value in values:
                 largest = cute.arch.fmax(largest, cute.arch.fmax(value, -value))
@@ -207,8 +224,8 @@ class Fp8DsMlaRows(Fp8DsMla):
             for at, (part, word) in enumerate(places):
                 first, second = values[2 * at], values[2 * at + 1]
                 moved[part][word] = half.pack(first * factor, second * factor)
-            references.append(maxima[side] + exponent)
-        return moved, references
+            references.append(highest + exponent)
+        return moved, [references]
 
     def _scale(self, row: cute.Tensor, group) -> Float32:
         """Scale of a row's group of codes."""

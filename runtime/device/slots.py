@@ -29,9 +29,9 @@ _BARRIERS = 3
 _WORD_BYTES = 4
 
 
-def slot_bytes(pitch: int) -> int:
+def slot_bytes(pitch: int, team: int) -> int:
     """Shared memory of one slot whose rows lie `pitch` bytes apart, barriers included."""
-    words = softmax.FRAGMENTS * reduce.WARP * _WORDS + mma.TILE_M
+    words = softmax.FRAGMENTS * reduce.WARP * _WORDS + team * mma.TILE_M
     return softmax.GROUP * pitch + words * _WORD_BYTES + _BARRIERS * barrier.BYTES
 
 
@@ -65,38 +65,40 @@ class Slots:
     free: cute.Pointer
 
     @classmethod
-    def allocate(cls, shared: SmemAllocator, count: int, pitch: int) -> Slots:
+    def allocate(cls, shared: SmemAllocator, count: int, pitch: int, team: int) -> Slots:
         """`count` slots of a group of keys each."""
         return cls(
             count=count,
             keys=memory.allocate(shared, Uint8, count, softmax.GROUP, pitch, align=_ALIGN),
             weights=memory.allocate(shared, Uint32, count, softmax.FRAGMENTS, reduce.WARP, _WORDS),
-            maxima=memory.allocate(shared, Float32, count, mma.TILE_M),
+            maxima=memory.allocate(shared, Float32, count, team, mma.TILE_M),
             ready=barrier.allocate(shared, count),
             scored=barrier.allocate(shared, count),
             free=barrier.allocate(shared, count),
         )
 
     @cute.jit
-    def initialise(self, value_warps: cutlass.Constexpr):
+    def initialise(
+        self, arrivals: cutlass.Constexpr, team: cutlass.Constexpr, value_warps: cutlass.Constexpr
+    ):
         """Sets up the barriers, by one thread; a CTA barrier follows.
 
         A slot is ready when every lane of its gathering warp has its copies, scored when its
         scoring warp says so, free when all `value_warps` have.
         """
-        barrier.make_ready(self.ready, self.count, reduce.WARP)
-        barrier.make_ready(self.scored, self.count, barrier.WARP_ARRIVALS)
+        barrier.make_ready(self.ready, self.count, arrivals)
+        barrier.make_ready(self.scored, self.count, barrier.WARP_ARRIVALS * team)
         barrier.make_ready(self.free, self.count, barrier.WARP_ARRIVALS * value_warps)
         barrier.fence_ready()
 
     def wait_ready(self, group) -> None:
         """Until the keys of a group lie in its slot."""
-        barrier.wait(self.ready + group % self.count, group // self.count % 2)
+        barrier.wait_soon(self.ready + group % self.count, group // self.count % 2)
 
     def wait_scored(self, group) -> None:
         """Until the weights of a group lie in its slot."""
-        barrier.wait(self.scored + group % self.count, group // self.count % 2)
+        barrier.wait_soon(self.scored + group % self.count, group // self.count % 2)
 
     def wait_free(self, group) -> None:
         """Until the slot of a group, `count` or a later one, has been given back."""
-        barrier.wait(self.free + group % self.count, (group // self.count - 1) % 2)
+        barrier.wait_soon(self.free + group % self.count, (group // self.count - 1) % 2)

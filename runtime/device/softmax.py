@@ -19,6 +19,8 @@ OCTETS = 4
 GROUP = OCTETS * OCTET
 FRAGMENTS = OCTETS // 2
 SIDES = 2
+LOWEST = -3.0e38
+"""Maximum of no scores: finite, so that it may be taken from itself."""
 _APART = OCTET // 2
 
 
@@ -27,27 +29,31 @@ def key_of_column(column):
     return column // 2 + column % 2 * _APART
 
 
-def lane_keys(group_lane) -> list:
-    """Keys of a group in the lane's columns: two of every octet."""
-    return [group_lane + octet * OCTET + side for octet in range(OCTETS) for side in (0, _APART)]
+def lane_keys(group_lane, first=0, octets: int = OCTETS) -> list:
+    """Keys of a group in the lane's columns, two of every octet from octet `first` on."""
+    return [
+        group_lane + (first + octet) * OCTET + side
+        for octet in range(octets)
+        for side in (0, _APART)
+    ]
 
 
 def soften(
-    scores: list, present, scales: list, top: cute.Tensor, mass: cute.Tensor, group_lane
+    scores: list, present: list, scales: list, top: cute.Tensor, mass: cute.Tensor
 ) -> list:
-    """A fragments of the weights: exp2(score * scale - maximum), 0 from key `present` on.
+    """Words of the A fragments of the weights: exp2(score * scale - maximum), or 0.
 
-    `scores` holds the octets' C fragments, `scales` a factor a side. Moves the running maxima
-    `top` and adds to this lane's share `mass` of the weights' sum, both FP32 (side); the sum is
-    taken before the weights are rounded to F16.
+    `scores` holds the octets' C fragments, `present` whether the lane's keys exist, two an octet,
+    `scales` a factor a side. Moves the running maxima `top` and adds to this lane's share `mass` of
+    the weights' sum, both FP32 (side); the sum is taken before the weights are rounded to F16.
+    Returned are two words an octet, one a side.
     """
-    fragments = [[None] * 4 for _ in range(FRAGMENTS)]
-    keys = lane_keys(group_lane)
+    words = [None] * (SIDES * len(scores))
     for side in range(SIDES):
         raw = [octet[2 * side + column] for octet in scores for column in range(2)]
         raw = [
-            scalar.select(key < present, value, -Float32.inf)
-            for key, value in zip(keys, raw, strict=True)
+            scalar.select(here, value, -Float32.inf)
+            for here, value in zip(present, raw, strict=True)
         ]
         largest = reduce.lanes_max(_folded(cute.arch.fmax, raw), mma.GROUP_LANES)
         moved = cute.arch.fmax(top[side], scalar.ceiling(largest * scales[side]))
@@ -55,10 +61,9 @@ def soften(
         carried = mass[side] * cute.arch.exp2(top[side] - moved)
         mass[side] = carried + _folded(lambda a, b: a + b, weights)
         top[side] = moved
-        for octet in range(OCTETS):
-            word = half.pack(weights[2 * octet], weights[2 * octet + 1])
-            fragments[octet // 2][side + octet % 2 * SIDES] = word
-    return fragments
+        for octet in range(len(scores)):
+            words[SIDES * octet + side] = half.pack(weights[2 * octet], weights[2 * octet + 1])
+    return words
 
 
 def _folded(join, values: list):
@@ -69,12 +74,21 @@ def _folded(join, values: list):
 
 
 def refer(fragments: list, maxima: list, top: cute.Tensor) -> list:
-    """Weights under the group's `maxima` as weights under `top`, exact but for F16's range."""
-    factors = [cute.arch.exp2(maxima[side] - top[side]) for side in range(SIDES)]
-    pairs = [half.pack(factor, factor) for factor in factors]
+    """Weights under their `maxima` as weights under `top`, exact but for F16's range.
+
+    `maxima` (part, side) belong to as many equal parts of the group's octets.
+    """
+    pairs = []
+    for sides in maxima:
+        factors = [cute.arch.exp2(sides[side] - top[side]) for side in range(SIDES)]
+        pairs.append([half.pack(factor, factor) for factor in factors])
+    octets = [pairs[octet * len(maxima) // OCTETS] for octet in range(OCTETS)]
     return [
-        [half.multiply(word, pairs[place % SIDES]) for place, word in enumerate(words)]
-        for words in fragments
+        [
+            half.multiply(word, octets[2 * fragment + place // SIDES][place % SIDES])
+            for place, word in enumerate(words)
+        ]
+        for fragment, words in enumerate(fragments)
     ]
 
 

@@ -64,8 +64,12 @@ WINDOWS = KV_LORA // WINDOW
 SCORE_WARPS = 4
 VALUE_WARPS = 8 if WINDOWS % 16 == 0 else 4  # an even number of windows each
 GATHER_WARPS = SCORE_WARPS
-AHEAD = 4  # groups whose indices a gathering warp holds
+AHEAD = 2  # batches of groups whose indices a gathering warp holds
 GATHER = Gather(ROWS.row_bytes, ROWS.pitch, GATHER_WARPS, AHEAD)
+TEAM = 2  # score warps that share a group
+TEAMS = SCORE_WARPS // TEAM
+SCORE_OCTETS = softmax.OCTETS // TEAM
+STORED_WORDS = softmax.SIDES * min(SCORE_OCTETS, 2)
 THREADS = (SCORE_WARPS + VALUE_WARPS + GATHER_WARPS) * reduce.WARP
 WARP_WINDOWS = WINDOWS // VALUE_WARPS
 # Registers of a thread. The query takes a quarter of a row's columns, the sums of the values half
@@ -128,8 +132,8 @@ class SparseDecode:
     def slots(self) -> int:
         """Groups that a CTA's shared memory holds, or that it ever takes."""
         received = split_sums.received_bytes(WINDOWS, self.splits, TILE_HEADS)
-        room = (SHARED_BYTES - RESERVE - received) // slot_bytes(ROWS.pitch)
-        return ring_slots(room, self.groups.most(TOP_K), GATHER_WARPS)
+        room = (SHARED_BYTES - RESERVE - received) // slot_bytes(ROWS.pitch, TEAM)
+        return ring_slots(room, self.groups.most(TOP_K), TEAMS)
 
     @cute.jit
     def __call__(
@@ -180,11 +184,11 @@ class SparseDecode:
         thread = cute.arch.thread_idx()[0]
         first_head = tile * mma.TILE_M
         shared = SmemAllocator()
-        slots = Slots.allocate(shared, self.slots, ROWS.pitch)
+        slots = Slots.allocate(shared, self.slots, ROWS.pitch, TEAM)
         sums = SplitSums.allocate(shared, WINDOWS, self.splits, TILE_HEADS)
         masses = memory.allocate(shared, Float32, SCORE_WARPS, mma.TILE_M, 2)
         if thread == 0:
-            slots.initialise(VALUE_WARPS)
+            slots.initialise(GATHER.arrivals, TEAM, VALUE_WARPS)
         if thread == THREADS - 1:
             sums.expect(split)
         cute.arch.sync_threads()
@@ -255,25 +259,35 @@ class SparseDecode:
         scales = [factor * scale for factor in factors]
         top = cute.make_rmem_tensor((softmax.SIDES,), Float32)
         mass = cute.make_rmem_tensor((softmax.SIDES,), Float32)
-        top.fill(-Float32.inf)
+        top.fill(softmax.LOWEST)
         mass.fill(0.0)
-        for order in cutlass.range(warp, self.groups.of(count, split), SCORE_WARPS, unroll=1):
+        member = warp % TEAM
+        first_octet = member * SCORE_OCTETS
+        lane_keys = softmax.lane_keys(group_lane, first_octet, SCORE_OCTETS)
+        for order in cutlass.range(warp // TEAM, self.groups.of(count, split), TEAMS, unroll=1):
             slots.wait_ready(order)
             slot = order % slots.count
             keys = slots.keys[slot, None, None]
-            lane_rows = [keys[key, None] for key in softmax.lane_keys(group_lane)]
+            lane_rows = [keys[key, None] for key in lane_keys]
             octet_rows = [
-                keys[octet * softmax.OCTET + softmax.key_of_column(group), None]
-                for octet in range(softmax.OCTETS)
+                keys[(first_octet + octet) * softmax.OCTET + softmax.key_of_column(group), None]
+                for octet in range(SCORE_OCTETS)
             ]
             scores = ROWS.scores(fragments, octet_rows, lane_rows, group_lane)
-            present = count - self.groups.first_key(order, split)
-            weights = softmax.soften(scores, present, scales, top, mass, group_lane)
-            for part in cutlass.range_constexpr(softmax.FRAGMENTS):
-                memory.store_words(slots.weights[slot, part, lane, None], weights[part])
+            left = count - self.groups.first_key(order, split)
+            present = [key < left for key in lane_keys]
+            words = softmax.soften(scores, present, scales, top, mass)
+            for first in cutlass.range_constexpr(0, len(words), STORED_WORDS):
+                octet = first_octet + first // softmax.SIDES
+                vector = memory.vector_at(
+                    slots.weights[slot, octet // 2, lane, None],
+                    octet % 2 if STORED_WORDS == softmax.SIDES else 0,
+                    STORED_WORDS,
+                )
+                memory.store_words(vector, words[first : first + STORED_WORDS])
             if group_lane == 0:
                 for side in cutlass.range_constexpr(softmax.SIDES):
-                    slots.maxima[slot, group + side * mma.HALF_M] = top[side]
+                    slots.maxima[slot, member, group + side * mma.HALF_M] = top[side]
             barrier.arrive_as_warp(slots.scored + slot)
         for side in cutlass.range_constexpr(softmax.SIDES):
             whole = reduce.lanes_sum(mass[side], mma.GROUP_LANES)
@@ -291,8 +305,8 @@ class SparseDecode:
         top = cute.make_rmem_tensor((softmax.SIDES,), Float32)
         highest = cute.make_rmem_tensor((softmax.SIDES,), Float32)
         total.fill(0.0)
-        top.fill(-Float32.inf)
-        highest.fill(-Float32.inf)
+        top.fill(softmax.LOWEST)
+        highest.fill(softmax.LOWEST)
         first_column = warp * (WARP_WINDOWS * WINDOW)
         for order in cutlass.range(self.groups.of(count, split), unroll=1):
             # The values need not wait for their weights.
@@ -306,15 +320,21 @@ class SparseDecode:
                 for part in range(softmax.FRAGMENTS)
             ]
             weights = [[vector[place] for place in range(4)] for vector in vectors]
-            maxima = [slots.maxima[slot, group + side] for side in (0, mma.HALF_M)]
+            maxima = [
+                [slots.maxima[slot, member, group + side] for side in (0, mma.HALF_M)]
+                for member in range(TEAM)
+            ]
             rows = [keys[key, None] for key in softmax.lane_keys(group_lane)]
             weights, references = ROWS.weigh(weights, maxima, rows, first_column)
             barrier.arrive_as_warp(slots.free + slot)
             for side in cutlass.range_constexpr(softmax.SIDES):
-                highest[side] = cute.arch.fmax(highest[side], maxima[side])
-            higher = cutlass.Boolean(references[0] > top[0]) | (references[1] > top[1])
-            if cute.arch.vote_any_sync(higher):
-                moved = [cute.arch.fmax(top[side], references[side]) for side in range(2)]
+                for part in maxima:
+                    highest[side] = cute.arch.fmax(highest[side], part[side])
+            moved = [top[side] for side in range(softmax.SIDES)]
+            for side in cutlass.range_constexpr(softmax.SIDES):
+                for part in references:
+                    moved[side] = cute.arch.fmax(moved[side], part[side])
+            if cute.arch.vote_any_sync((moved[0] > top[0]) | (moved[1] > top[1])):
                 softmax.move(total, top, moved)
             weights = softmax.refer(weights, references, top)
             for part in cutlass.range_constexpr(softmax.FRAGMENTS):
