@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from . import barrier, bulk, copy_async, memory, reduce, scalar
+from . import barrier, bulk, reduce, scalar
 from .key_groups import KeyGroups
 from .slots import Slots
 from .softmax import GROUP
@@ -16,21 +16,16 @@ from .softmax import GROUP
 @dataclass(frozen=True)
 class Gather:
     """`warps` warps that fill slots together, each an equal share of every group's GROUP rows of
-    `row_bytes` bytes each, `pitch` bytes apart.
+    `row_bytes` bytes each.
 
-    16 bytes a lane. A row goes in parts of a power of two of vectors, at most one a lane (36
-    vectors: 32 and 4); a turn copies the same part of as many rows as there are lanes for. So a
-    lane's places in a row do not change from row to row, and a copy's address is one product.
-    A lane holds the index of one row of every `batch` of groups, `ahead` batches at a time, so that
-    their loads are over when their turn comes; each keeps its register, as a move would wait for
-    the load.
+    The copy engine moves a row with one instruction of one lane. A lane holds the index of one row
+    of every `batch` of groups, `ahead` batches at a time, so that their loads are over when their
+    turn comes; each keeps its register, as a move would wait for the load.
     """
 
     row_bytes: int
-    pitch: int
     warps: int
     ahead: int
-    bulk: bool = False
 
     @property
     def share(self) -> int:
@@ -41,11 +36,6 @@ class Gather:
     def batch(self) -> int:
         """Groups whose indices the lanes of a warp hold together."""
         return reduce.WARP // self.share
-
-    @property
-    def arrivals(self) -> int:
-        """Arrivals that make a slot ready."""
-        return self.warps * (1 if self.bulk else reduce.WARP)
 
     @cute.jit
     def fill(
@@ -81,72 +71,36 @@ class Gather:
                     if order < ours:
                         if order >= slots.count:
                             slots.wait_free(order)
-                        slot = order % slots.count
-                        keys = slots.keys[slot, None, None]
-                        ready = slots.ready + slot
-                        if cutlass.const_expr(self.bulk):
-                            self._request_bulk(cache, listed, keys, ready, member, warp, lane)
-                        else:
-                            self._request(cache, listed, keys, member, warp, lane)
-                            copy_async.arrive_when_done(ready)
+                        self._request(cache, listed, slots, order, member, warp, lane)
                 if cutlass.const_expr(held < batches):
                     later = begin + held * self.batch
                     index[turn] = self._index(indices, groups, later, split, warp, lane)
 
     def _place(self, groups: KeyGroups, begin, split, warp, lane):
         """Place in the list of this lane's key of the batch that begins with a group."""
-        first = groups.first_key(begin + lane // self.share, split)
-        return first + warp * self.share + lane % self.share
+        key = warp * self.share + lane % self.share
+        return groups.first_key(begin + lane // self.share, split, key)
 
     def _index(self, indices: cute.Tensor, groups: KeyGroups, begin, split, warp, lane):
         """Cache row of this lane's key of a batch; past the list's end, any of its entries."""
         last = cute.size(indices) - 1
         return indices[cutlass.min(self._place(groups, begin, split, warp, lane), last)]
 
-    def _request(
-        self, cache: cute.Pointer, index, target: cute.Tensor, member: int, warp, lane
-    ) -> None:
-        """Requests this warp's rows of group `member` of a batch into `target`, u8 (row, byte).
+    @cute.jit
+    def _request(self, cache: cute.Pointer, index, slots: Slots, order, member: int, warp, lane):
+        """Requests this warp's rows of a group, the `member`-th of its batch, into its slot.
 
         All lanes call it together; offsets are 64 bits wide.
         """
-        for first, vectors in self.parts:
-            rows = reduce.WARP // vectors  # of a turn
-            byte = first * memory.VECTOR_BYTES + lane % vectors * memory.VECTOR_BYTES
-            place = target[warp * self.share + lane // vectors, None].iterator + byte
-            source = cache + byte
-            for turn in range(-(-self.share // rows)):
-                own = turn * rows + lane // vectors
-                row = cute.arch.shuffle_sync(index, member * self.share + own % self.share)
-                copy_async.copy_bytes(
-                    source + Int64(row) * self.row_bytes,
-                    place + turn * rows * self.pitch,
-                    condition=own < self.share if rows > self.share else None,
-                )
-
-    @cute.jit
-    def _request_bulk(
-        self, cache: cute.Pointer, index, target: cute.Tensor, ready, member: int, warp, lane
-    ):
-        """The same by the copy engine, a lane a row."""
-        row = cute.arch.shuffle_sync(index, member * self.share + lane % self.share)
+        slot = order % slots.count
+        ready = slots.ready + slot
         if lane == 0:
             barrier.expect(ready, self.share * self.row_bytes)
         cute.arch.sync_warp()
-        if lane < self.share:
+        if lane // self.share == member:
             bulk.copy_bytes(
-                cache + Int64(row) * self.row_bytes,
-                target[warp * self.share + lane, None].iterator,
+                cache + Int64(index) * self.row_bytes,
+                slots.keys[slot, warp * self.share + lane % self.share, None].iterator,
                 self.row_bytes,
                 ready,
             )
-
-    @property
-    def parts(self) -> tuple[tuple[int, int], ...]:
-        """(first vector, vectors) of the parts of a row, the widest first."""
-        parts, first, vectors = [], 0, self.row_bytes // memory.VECTOR_BYTES
-        while first < vectors:
-            width = min(1 << (vectors - first).bit_length() - 1, reduce.WARP)
-            parts.append((first, width))
-            first += width
-        return tuple(parts)

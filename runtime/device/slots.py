@@ -79,14 +79,14 @@ class Slots:
 
     @cute.jit
     def initialise(
-        self, arrivals: cutlass.Constexpr, team: cutlass.Constexpr, value_warps: cutlass.Constexpr
+        self, gather_warps: cutlass.Constexpr, team: cutlass.Constexpr, value_warps: cutlass.Constexpr
     ):
         """Sets up the barriers, by one thread; a CTA barrier follows.
 
         A slot is ready when every lane of its gathering warp has its copies, scored when its
         scoring warp says so, free when all `value_warps` have.
         """
-        barrier.make_ready(self.ready, self.count, arrivals)
+        barrier.make_ready(self.ready, self.count, gather_warps)
         barrier.make_ready(self.scored, self.count, barrier.WARP_ARRIVALS * team)
         barrier.make_ready(self.free, self.count, barrier.WARP_ARRIVALS * value_warps)
         barrier.fence_ready()

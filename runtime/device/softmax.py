@@ -15,7 +15,7 @@ from cutlass import Float32, cute
 from . import half, mma, reduce, scalar
 
 OCTET = mma.TILE_N
-OCTETS = 4
+OCTETS = 8
 GROUP = OCTETS * OCTET
 FRAGMENTS = OCTETS // 2
 SIDES = 2

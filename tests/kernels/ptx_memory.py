@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from ptx_cluster import LANES, PEER_BITS, arrive_behind_copies, cta_at, lanes_of, store_async
+from ptx_cluster import (
+    LANES,
+    PEER_BITS,
+    arrive_behind_copies,
+    copy_run,
+    cta_at,
+    lanes_of,
+    store_async,
+)
 from ptx_program import Instruction, bits_of, names_of
 from torch import Tensor
 
@@ -65,6 +73,9 @@ def _store(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
 
 def _copy(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
     """cp.async of 16 bytes a lane: some are over at once, others not ahead of an arrival."""
+    if "bulk" in instruction.op:
+        copy_run(warp, instruction, doing)
+        return
     if "mbarrier" in instruction.op:
         arrive_behind_copies(warp, instruction, doing)
         return

@@ -65,8 +65,9 @@ SCORE_WARPS = 4
 VALUE_WARPS = 8 if WINDOWS % 16 == 0 else 4  # an even number of windows each
 GATHER_WARPS = SCORE_WARPS
 AHEAD = 2  # batches of groups whose indices a gathering warp holds
-GATHER = Gather(ROWS.row_bytes, ROWS.pitch, GATHER_WARPS, AHEAD)
-TEAM = 2  # score warps that share a group
+GATHER = Gather(ROWS.row_bytes, GATHER_WARPS, AHEAD)
+RUN = softmax.GROUP // 2  # keys in a row that a CTA takes
+TEAM = 4  # score warps that share a group
 TEAMS = SCORE_WARPS // TEAM
 SCORE_OCTETS = softmax.OCTETS // TEAM
 STORED_WORDS = softmax.SIDES * min(SCORE_OCTETS, 2)
@@ -74,8 +75,8 @@ THREADS = (SCORE_WARPS + VALUE_WARPS + GATHER_WARPS) * reduce.WARP
 WARP_WINDOWS = WINDOWS // VALUE_WARPS
 # Registers of a thread. The query takes a quarter of a row's columns, the sums of the values half
 # of a warp's.
-SCORE_REGISTERS = 240
-VALUE_REGISTERS = 112
+SCORE_REGISTERS = 208
+VALUE_REGISTERS = 128
 GATHER_REGISTERS = 40
 SCORE_BARRIER = 1
 SHARED_BYTES = 227 * 1024
@@ -126,7 +127,7 @@ class SparseDecode:
     @property
     def groups(self) -> KeyGroups:
         """Who takes which keys."""
-        return KeyGroups(self.splits)
+        return KeyGroups(self.splits, run=RUN)
 
     @property
     def slots(self) -> int:
@@ -188,7 +189,7 @@ class SparseDecode:
         sums = SplitSums.allocate(shared, WINDOWS, self.splits, TILE_HEADS)
         masses = memory.allocate(shared, Float32, SCORE_WARPS, mma.TILE_M, 2)
         if thread == 0:
-            slots.initialise(GATHER.arrivals, TEAM, VALUE_WARPS)
+            slots.initialise(GATHER_WARPS, TEAM, VALUE_WARPS)
         if thread == THREADS - 1:
             sums.expect(split)
         cute.arch.sync_threads()
@@ -264,6 +265,7 @@ class SparseDecode:
         member = warp % TEAM
         first_octet = member * SCORE_OCTETS
         lane_keys = softmax.lane_keys(group_lane, first_octet, SCORE_OCTETS)
+        own_keys = softmax.lane_keys(group_lane, 0, SCORE_OCTETS)
         for order in cutlass.range(warp // TEAM, self.groups.of(count, split), TEAMS, unroll=1):
             slots.wait_ready(order)
             slot = order % slots.count
@@ -274,8 +276,8 @@ class SparseDecode:
                 for octet in range(SCORE_OCTETS)
             ]
             scores = ROWS.scores(fragments, octet_rows, lane_rows, group_lane)
-            left = count - self.groups.first_key(order, split)
-            present = [key < left for key in lane_keys]
+            first = self.groups.first_key(order, split, first_octet * softmax.OCTET)
+            present = [first + key < count for key in own_keys]
             words = softmax.soften(scores, present, scales, top, mass)
             for first in cutlass.range_constexpr(0, len(words), STORED_WORDS):
                 octet = first_octet + first // softmax.SIDES
@@ -300,6 +302,7 @@ class SparseDecode:
     def _sum_values(self, count, split, slots: Slots, warp, lane):
         """Sums of P times this warp's columns over all groups of this CTA: C fragments of tiles
         2w and 2w + 1, the even and the odd columns of window w."""
+        lane = cute.arch.shuffle_sync(lane, lane)
         group, group_lane = mma.fragment_place(lane)
         total = cute.make_rmem_tensor((2 * WARP_WINDOWS, 4), Float32)
         top = cute.make_rmem_tensor((softmax.SIDES,), Float32)
