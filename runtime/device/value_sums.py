@@ -17,11 +17,10 @@ _PAIR = 2  # windows that one load of four matrices covers
 
 
 def load_columns(keys: cute.Tensor, first_column, windows: int, lane) -> list:
-    """Pairs of `windows` (an even number) windows of a group's keys, u8 (key, byte), in F16.
+    """`windows` (an even number) windows of a group's keys, u8 (key, byte), as they lie.
 
-    Returns [fragment][window] -> B of the even and of the odd columns, each a pair of every octet
-    of that weights' fragment. Lane 8m + i points to column i of octet m % 2, one window on where
-    m >= 2.
+    Returns [fragment][window] -> a word of either octet of that weights' fragment, for `widened`.
+    Lane 8m + i points to column i of octet m % 2, one window on where m >= 2.
     """
     matrix, matrix_row = lane // ldmatrix.MATRIX_ROWS, lane % ldmatrix.MATRIX_ROWS
     key = matrix % 2 * softmax.OCTET + softmax.key_of_column(matrix_row)
@@ -33,8 +32,13 @@ def load_columns(keys: cute.Tensor, first_column, windows: int, lane) -> list:
         for pair in range(windows // _PAIR):
             loaded = ldmatrix.load_transposed(row + (column + pair * _PAIR * WINDOW))
             words += [loaded[:2], loaded[2:]]
-        fragments.append([_columns(octets) for octets in words])
+        fragments.append(words)
     return fragments
+
+
+def widened(windows: list) -> list:
+    """B in F16 of the even and of the odd columns of each of a fragment's windows, as loaded."""
+    return [_columns(octets) for octets in windows]
 
 
 def _columns(octets: list[Uint32]) -> list[tuple[Uint32, Uint32]]:

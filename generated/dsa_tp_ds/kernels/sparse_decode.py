@@ -77,6 +77,7 @@ WARP_WINDOWS = WINDOWS // VALUE_WARPS
 SCORE_REGISTERS = 208
 VALUE_REGISTERS = 128
 GATHER_REGISTERS = 40
+WIDENED = softmax.FRAGMENTS // 2  # fragments whose values are widened ahead of their weights
 SCORE_BARRIER = 1
 SHARED_BYTES = 227 * 1024
 RESERVE = 2048  # of shared memory: the warps' masses, alignment
@@ -310,7 +311,8 @@ class SparseDecode:
             slots.wait_ready(order)
             slot = order % slots.count
             keys = slots.keys[slot, None, None]
-            values = value_sums.load_columns(keys, first_column, WARP_WINDOWS, lane)
+            loaded = value_sums.load_columns(keys, first_column, WARP_WINDOWS, lane)
+            values = [value_sums.widened(part) for part in loaded[:WIDENED]]
             slots.wait_scored(order)
             vectors = [
                 memory.load_words(slots.weights[slot, part, lane, None], 0)
@@ -332,8 +334,11 @@ class SparseDecode:
                 for part in references:
                     moved[side] = cute.arch.fmax(moved[side], part[side])
             if cute.arch.vote_any_sync((moved[0] > top[0]) | (moved[1] > top[1])):
+                # A shuffle keeps this a branch: else it becomes products that mostly do nothing.
+                moved = [cute.arch.shuffle_sync(value, lane) for value in moved]
                 softmax.move(total, top, moved)
             weights = softmax.refer(weights, references, top)
+            values += [value_sums.widened(part) for part in loaded[WIDENED:]]
             for part in cutlass.range_constexpr(softmax.FRAGMENTS):
                 value_sums.add_products(total, weights[part], values[part])
         softmax.move(total, top, [highest[side] for side in range(softmax.SIDES)])
