@@ -79,7 +79,7 @@ class Gather:
     def _place(self, groups: KeyGroups, begin, split, warp, lane):
         """Place in the list of this lane's key of the batch that begins with a group."""
         key = warp * self.share + lane % self.share
-        return groups.first_key(begin + lane // self.share, split, key)
+        return groups.first_key(begin + lane // self.share, split) + key
 
     def _index(self, indices: cute.Tensor, groups: KeyGroups, begin, split, warp, lane):
         """Cache row of this lane's key of a batch; past the list's end, any of its entries."""

@@ -28,6 +28,7 @@ _STEP_WORDS = 4
 _GROUP_STEPS = SCALE_GROUP // STEP
 _CHUNK_VECTORS = CODE_CHUNK * _BF16_BYTES // memory.VECTOR_BYTES
 _QUERY_EXPONENT = 15
+SHIFTED = frozenset(range(1, 64, 2))
 _CHAINS = 4  # of sums under way, so that products need not wait for each other
 
 
@@ -54,13 +55,17 @@ def code_fragments(upper: cute.Tensor, lower: cute.Tensor, columns: int, group_l
     """A fragments in F16 of every step of two rows' first `columns` codes (rows g and g + 8)."""
     fragments = []
     rows = (code_words(row, columns, group_lane) for row in (upper, lower))
-    for words in zip(*rows, strict=True):
-        a, b = (half.widen_e4m3(word) for word in words)
+    for step, words in enumerate(zip(*rows, strict=True)):
+        # Over 2^SHIFT where the keys are not: so are all products.
+        widen = half.widen_interleaved if step in SHIFTED else half.widen_shifted
+        a, b = (widen(word) for word in words)
         fragments.append((a[0], b[0], a[1], b[1]))
     return fragments
 
 
-def code_products(fragments: list, rows: list, first: int, group_lane) -> list[list[Float32]]:
+def code_products(
+    fragments: list, rows: list, first: int, group_lane, shifted: frozenset = frozenset()
+) -> list[list[Float32]]:
     """C fragments of A fragments times the codes of several octets from column `first` on.
 
     `rows[octet]` is the lane's row of an octet. A chunk is loaded at a time, so that few words are
@@ -76,7 +81,8 @@ def code_products(fragments: list, rows: list, first: int, group_lane) -> list[l
         for place in range((stop - start) // STEP):
             step = (start - first) // STEP + place
             for octet, sums in zip(words, chains, strict=True):
-                pairs = half.widen_e4m3(octet[place])
+                widen = half.shift_interleaved if step in shifted else half.widen_e4m3
+                pairs = widen(octet[place])
                 chain = step % count
                 sums[chain] = mma.mma_step_f16(fragments[step], pairs, sums[chain])
     return [[_added(parts) for parts in zip(*sums, strict=True)] for sums in chains]
@@ -96,6 +102,8 @@ class Fp8TensorRows(Fp8Tensor):
     tensor_scaled = True
     query_dtype = "u8"
 
+    score_factor = 2.0**half.SHIFT
+
     @property
     def pitch(self) -> int:
         """Bytes from row to row in shared memory."""
@@ -111,7 +119,7 @@ class Fp8TensorRows(Fp8Tensor):
 
         `lane_rows` are the rows of this lane's columns of C, two an octet.
         """
-        return code_products(fragments, rows, 0, group_lane)
+        return code_products(fragments, rows, 0, group_lane, SHIFTED)
 
     def weigh(self, weights: list, maxima: list, lane_rows, first_column) -> tuple[list, list]:
         """P as it stands: the rows have no scales of their own."""
@@ -123,6 +131,7 @@ class Fp8DsMlaRows(Fp8DsMla):
     """Codes of the latent with their scales, and BF16 values of the position part."""
 
     tensor_scaled = False
+    score_factor = 1.0
     query_dtype = "bf16"
 
     @property

@@ -16,7 +16,7 @@ from cutlass import Float32, cute
 from . import half, mma, reduce, scalar
 
 OCTET = mma.TILE_N
-OCTETS = 8
+OCTETS = 4
 GROUP = OCTETS * OCTET
 FRAGMENTS = OCTETS // 2
 SIDES = 2

@@ -122,7 +122,7 @@ class SparseDecodeWide:
     @property
     def groups(self) -> KeyGroups:
         """Which CTA takes which keys."""
-        return KeyGroups(self.splits, GROUP, GROUP)
+        return KeyGroups(self.splits, GROUP)
 
     @property
     def tiles(self) -> int:

@@ -65,8 +65,7 @@ VALUE_WARPS = 8 if WINDOWS % 16 == 0 else 4  # an even number of windows each
 GATHER_WARPS = SCORE_WARPS
 AHEAD = 2  # batches of groups whose indices a gathering warp holds
 GATHER = Gather(ROWS.row_bytes, GATHER_WARPS, AHEAD)
-RUN = softmax.GROUP // 2  # keys in a row that a CTA takes
-TEAM = 4  # score warps that share a group
+TEAM = 2  # score warps that share a group
 TEAMS = SCORE_WARPS // TEAM
 SCORE_OCTETS = softmax.OCTETS // TEAM
 STORED_WORDS = softmax.SIDES * min(SCORE_OCTETS, 2)
@@ -77,7 +76,7 @@ WARP_WINDOWS = WINDOWS // VALUE_WARPS
 SCORE_REGISTERS = 208
 VALUE_REGISTERS = 128
 GATHER_REGISTERS = 40
-WIDENED = softmax.FRAGMENTS // 2  # fragments whose values are widened ahead of their weights
+MERGING_WARPS = SCORE_WARPS + VALUE_WARPS
 SCORE_BARRIER = 1
 SHARED_BYTES = 227 * 1024
 RESERVE = 2048  # of shared memory: the warps' masses, alignment
@@ -126,7 +125,7 @@ class SparseDecode:
     @property
     def groups(self) -> KeyGroups:
         """Who takes which keys."""
-        return KeyGroups(self.splits, run=RUN)
+        return KeyGroups(self.splits)
 
     @property
     def slots(self) -> int:
@@ -195,7 +194,7 @@ class SparseDecode:
         if warp < SCORE_WARPS:
             cute.arch.setmaxregister_increase(SCORE_REGISTERS)
             count = self._await_keys(valid, row)
-            scale = query_scale * key_scale * Float32(SOFTMAX_SCALE * log2(e))
+            scale = query_scale * key_scale * Float32(SOFTMAX_SCALE * log2(e) * ROWS.score_factor)
             heads = query[row, None, None]
             self._score(heads, first_head, count, split, scale, slots, masses, warp, lane)
             cluster.wait_for_all()
@@ -216,6 +215,15 @@ class SparseDecode:
             total = self._sum_values(count, split, slots, value_warp, lane)
             cluster.wait_for_all()
             value_sums.send(total, sums, split, value_warp, lane)
+            self._merge(
+                sums,
+                count,
+                key_scale,
+                result[row, None, None],
+                first_head,
+                split,
+                thread,
+            )
         else:
             cute.arch.setmaxregister_decrease(GATHER_REGISTERS)
             count = self._await_keys(valid, row)
@@ -260,7 +268,6 @@ class SparseDecode:
         member = warp % TEAM
         first_octet = member * SCORE_OCTETS
         lane_keys = softmax.lane_keys(group_lane, first_octet, SCORE_OCTETS)
-        own_keys = softmax.lane_keys(group_lane, 0, SCORE_OCTETS)
         for order in cutlass.range(warp // TEAM, self.groups.of(count, split), TEAMS, unroll=1):
             slots.wait_ready(order)
             slot = order % slots.count
@@ -271,8 +278,8 @@ class SparseDecode:
                 for octet in range(SCORE_OCTETS)
             ]
             scores = ROWS.scores(fragments, octet_rows, lane_rows, group_lane)
-            first = self.groups.first_key(order, split, first_octet * softmax.OCTET)
-            present = [first + key < count for key in own_keys]
+            left = count - self.groups.first_key(order, split)
+            present = [key < left for key in lane_keys]
             words = softmax.soften(scores, present, scales, top, mass)
             for first in cutlass.range_constexpr(0, len(words), STORED_WORDS):
                 octet = first_octet + first // softmax.SIDES
@@ -311,8 +318,7 @@ class SparseDecode:
             slots.wait_ready(order)
             slot = order % slots.count
             keys = slots.keys[slot, None, None]
-            loaded = value_sums.load_columns(keys, first_column, WARP_WINDOWS, lane)
-            values = [value_sums.widened(part) for part in loaded[:WIDENED]]
+            values = value_sums.load_columns(keys, first_column, WARP_WINDOWS, lane)
             slots.wait_scored(order)
             vectors = [
                 memory.load_words(slots.weights[slot, part, lane, None], 0)
@@ -338,10 +344,10 @@ class SparseDecode:
                 moved = [cute.arch.shuffle_sync(value, lane) for value in moved]
                 softmax.move(total, top, moved)
             weights = softmax.refer(weights, references, top)
-            values += [value_sums.widened(part) for part in loaded[WIDENED:]]
             for part in cutlass.range_constexpr(softmax.FRAGMENTS):
                 value_sums.add_products(total, weights[part], values[part])
         softmax.move(total, top, [highest[side] for side in range(softmax.SIDES)])
+        value_sums.settle(total)
         return total
 
     @cute.jit
@@ -357,10 +363,12 @@ class SparseDecode:
     ):
         """Merges the windows that this CTA owns, QUAD columns a thread, and stores them.
 
+        The score and the value warps call it, whose threads are the first ones.
+
         A thread keeps to one head, whose shares it knows before the sums arrive.
         """
         lanes = TILE_HEADS * QUADS  # of a window
-        teams = SCORE_WARPS * reduce.WARP // lanes
+        teams = MERGING_WARPS * reduce.WARP // lanes
         quad, head = thread % QUADS, thread // QUADS % TILE_HEADS
         factors, mass, highest = sums.shares(head)
         factor = key_scale / mass
