@@ -18,9 +18,10 @@ class Gather:
     """`warps` warps that fill slots together, each an equal share of every group's GROUP rows of
     `row_bytes` bytes each.
 
-    The copy engine moves a row with one instruction of one lane. A lane holds the index of one row
-    of every `batch` of groups, `ahead` batches at a time, so that their loads are over when their
-    turn comes; each keeps its register, as a move would wait for the load.
+    The copy engine moves a row with one instruction of one lane, and the L2 cache lets go of it
+    first. A lane holds the index of one row of every `batch` of groups, `ahead` batches at a time,
+    so that their loads are over when their turn comes; each keeps its register, as a move would
+    wait for the load.
     """
 
     row_bytes: int
@@ -103,4 +104,5 @@ class Gather:
                 slots.keys[slot, warp * self.share + lane % self.share, None].iterator,
                 self.row_bytes,
                 ready,
+                once=True,
             )

@@ -14,9 +14,6 @@ _WIDEN = (
     "{ .reg .b16 low, high; mov.b32 {low, high}, $2; "
     "cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }"
 )
-SHIFT = 8
-_EVEN, _EVEN_SIGNS = 0x00FF_00FF, 0x0080_0080
-_ODD_HALVED, _ODD_SIGNS = 0x3F80_3F80, 0x8000_8000
 _INTERLEAVE = 0x3120  # bytes 0, 2, 1, 3
 
 
@@ -43,23 +40,6 @@ def widen_e4m3(word: Uint32, *, loc=None, ip=None) -> tuple[Uint32, Uint32]:
 def widen_interleaved(word: Uint32) -> tuple[Uint32, Uint32]:
     """Four E4M3 bytes as two pairs: bytes 0 and 2, bytes 1 and 3."""
     return widen_e4m3(Uint32(cute.arch.prmt(word, word, _INTERLEAVE)))
-
-
-def widen_shifted(word: Uint32) -> tuple[Uint32, Uint32]:
-    """`widen_e4m3` over 2^SHIFT, exactly."""
-    factor = pack(Float32(2.0**-SHIFT), Float32(2.0**-SHIFT))
-    return tuple(multiply(pair, factor) for pair in widen_e4m3(word))
-
-
-def shift_interleaved(word: Uint32) -> tuple[Uint32, Uint32]:
-    """`widen_interleaved` over 2^SHIFT, by moving bits; of NaN codes it makes numbers.
-
-    Sign, exponent and mantissa of a code come to their places in F16, whose exponents count from
-    2^SHIFT less. Exact, denormal codes as well.
-    """
-    even = (word & Uint32(_EVEN)) + (word & Uint32(_EVEN_SIGNS))
-    odd = ((word >> Uint32(1)) & Uint32(_ODD_HALVED)) | (word & Uint32(_ODD_SIGNS))
-    return even * Uint32(128), odd
 
 
 @dsl_user_op

@@ -28,8 +28,7 @@ _STEP_WORDS = 4
 _GROUP_STEPS = SCALE_GROUP // STEP
 _CHUNK_VECTORS = CODE_CHUNK * _BF16_BYTES // memory.VECTOR_BYTES
 _QUERY_EXPONENT = 15
-SHIFTED = frozenset(range(1, 64, 2))
-_CHAINS = 4  # of sums under way, so that products need not wait for each other
+_FRAGMENT_KEYS = 4  # of a lane in a fragment of weights
 
 
 def odd_pitch(row_bytes: int) -> int:
@@ -55,25 +54,20 @@ def code_fragments(upper: cute.Tensor, lower: cute.Tensor, columns: int, group_l
     """A fragments in F16 of every step of two rows' first `columns` codes (rows g and g + 8)."""
     fragments = []
     rows = (code_words(row, columns, group_lane) for row in (upper, lower))
-    for step, words in enumerate(zip(*rows, strict=True)):
-        # Over 2^SHIFT where the keys are not: so are all products.
-        widen = half.widen_interleaved if step in SHIFTED else half.widen_shifted
-        a, b = (widen(word) for word in words)
+    for words in zip(*rows, strict=True):
+        a, b = (half.widen_e4m3(word) for word in words)
         fragments.append((a[0], b[0], a[1], b[1]))
     return fragments
 
 
-def code_products(
-    fragments: list, rows: list, first: int, group_lane, shifted: frozenset = frozenset()
-) -> list[list[Float32]]:
+def code_products(fragments: list, rows: list, first: int, group_lane) -> list[list[Float32]]:
     """C fragments of A fragments times the codes of several octets from column `first` on.
 
     `rows[octet]` is the lane's row of an octet. A chunk is loaded at a time, so that few words are
     held, and the octets take turns, two chains of sums each: a step need not wait for the one
     before.
     """
-    count = max(2, _CHAINS // len(rows))
-    chains = [[mma.zero_accumulator() for _ in range(count)] for _ in rows]
+    chains = [[mma.zero_accumulator() for _ in range(2)] for _ in rows]
     end = first + len(fragments) * STEP
     for start in range(first, end, CODE_CHUNK):
         stop = min(start + CODE_CHUNK, end)
@@ -81,18 +75,9 @@ def code_products(
         for place in range((stop - start) // STEP):
             step = (start - first) // STEP + place
             for octet, sums in zip(words, chains, strict=True):
-                widen = half.shift_interleaved if step in shifted else half.widen_e4m3
-                pairs = widen(octet[place])
-                chain = step % count
-                sums[chain] = mma.mma_step_f16(fragments[step], pairs, sums[chain])
-    return [[_added(parts) for parts in zip(*sums, strict=True)] for sums in chains]
-
-
-def _added(parts: tuple) -> Float32:
-    """The sum of a power of two of parts, neighbours first."""
-    while len(parts) > 1:
-        parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
+                pairs = half.widen_e4m3(octet[place])
+                sums[step % 2] = mma.mma_step_f16(fragments[step], pairs, sums[step % 2])
+    return [[a + b for a, b in zip(*sums, strict=True)] for sums in chains]
 
 
 @dataclass(frozen=True)
@@ -101,8 +86,6 @@ class Fp8TensorRows(Fp8Tensor):
 
     tensor_scaled = True
     query_dtype = "u8"
-
-    score_factor = 2.0**half.SHIFT
 
     @property
     def pitch(self) -> int:
@@ -119,7 +102,7 @@ class Fp8TensorRows(Fp8Tensor):
 
         `lane_rows` are the rows of this lane's columns of C, two an octet.
         """
-        return code_products(fragments, rows, 0, group_lane, SHIFTED)
+        return code_products(fragments, rows, 0, group_lane)
 
     def weigh(self, weights: list, maxima: list, lane_rows, first_column) -> tuple[list, list]:
         """P as it stands: the rows have no scales of their own."""
@@ -131,7 +114,6 @@ class Fp8DsMlaRows(Fp8DsMla):
     """Codes of the latent with their scales, and BF16 values of the position part."""
 
     tensor_scaled = False
-    score_factor = 1.0
     query_dtype = "bf16"
 
     @property
@@ -222,7 +204,7 @@ class Fp8DsMlaRows(Fp8DsMla):
             places = [(part, word) for part in range(len(weights)) for word in (side, side + 2)]
             values = [v for part, word in places for v in half.unpack(weights[part][word])]
             values = [
-                value * (scale * factors[place * len(maxima) // len(scales)])
+                value * (scale * factors[place // _FRAGMENT_KEYS])
                 for place, (value, scale) in enumerate(zip(values, scales, strict=True))
             ]
             largest = Float32(0.0)
@@ -234,7 +216,7 @@ class Fp8DsMlaRows(Fp8DsMla):
                 first, second = values[2 * at], values[2 * at + 1]
                 moved[part][word] = half.pack(first * factor, second * factor)
             references.append(highest + exponent)
-        return moved, [references]
+        return moved, [references] * len(maxima)
 
     def _scale(self, row: cute.Tensor, group) -> Float32:
         """Scale of a row's group of codes."""

@@ -32,24 +32,20 @@ def key_of_column(column):
     return column // 2 + column % 2 * _APART
 
 
-def lane_keys(group_lane, first=0, octets: int = OCTETS) -> list:
+def lane_keys(group_lane, first: int = 0, octets: int = OCTETS) -> list:
     """Keys of a group in the lane's columns, two of every octet from octet `first` on."""
-    return [
-        group_lane + (first + octet) * OCTET + side
-        for octet in range(octets)
-        for side in (0, _APART)
-    ]
+    places = [octet * OCTET + side for octet in range(octets) for side in (0, _APART)]
+    return [group_lane + first * OCTET + place for place in places]
 
 
 @cute.jit
 def soften(scores: list, present: list, scales: list, top: cute.Tensor, mass: cute.Tensor):
-    """Words of the A fragments of the weights: exp2(score * scale - maximum), or 0.
+    """The A fragment of the weights of two octets: exp2(score * scale - maximum), or 0.
 
     `scores` holds the octets' C fragments, `present` whether the lane's keys exist, two an octet,
     `scales` a factor a side. The maxima `top` move only where a weight would pass 2^SLACK, so that
     the lanes of a row seldom have to agree on a new one. Adds to this lane's share `mass` of the
     weights' sum, like `top` FP32 (side); the sum is taken before the weights are rounded to F16.
-    Returned are two words an octet, one a side.
     """
     raw, largest = [], []
     for side in cutlass.range_constexpr(SIDES):
@@ -84,22 +80,16 @@ def _folded(join, values: list):
 
 
 def refer(fragments: list, maxima: list, top: cute.Tensor) -> list:
-    """Weights under their `maxima` as weights under `top`, exact but for F16's range.
-
-    `maxima` (part, side) belong to as many equal parts of the group's octets.
-    """
-    pairs = []
-    for sides in maxima:
+    """Weights under their fragments' `maxima` (fragment, side) as weights under `top`, exact but
+    for F16's range."""
+    referred = []
+    for words, sides in zip(fragments, maxima, strict=True):
         factors = [cute.arch.exp2(sides[side] - top[side]) for side in range(SIDES)]
-        pairs.append([half.pack(factor, factor) for factor in factors])
-    octets = [pairs[octet * len(maxima) // OCTETS] for octet in range(OCTETS)]
-    return [
-        [
-            half.multiply(word, octets[2 * fragment + place // SIDES][place % SIDES])
-            for place, word in enumerate(words)
-        ]
-        for fragment, words in enumerate(fragments)
-    ]
+        pairs = [half.pack(factor, factor) for factor in factors]
+        referred.append(
+            [half.multiply(word, pairs[place % SIDES]) for place, word in enumerate(words)]
+        )
+    return referred
 
 
 def move(total: cute.Tensor, top: cute.Tensor, moved: list) -> None:

@@ -8,21 +8,20 @@ even and of its odd columns, and a lane holds four neighbouring columns of it (a
 from __future__ import annotations
 
 import cutlass
-from cutlass import Float32, Uint32, cute
+from cutlass import Uint32, cute
 
 from . import half, ldmatrix, mma, softmax
 from .split_sums import QUAD, WINDOW, SplitSums
 
-SHIFTED = (1, 3)
 _PAIR = 2  # windows that one load of four matrices covers
 
 
 def load_columns(keys: cute.Tensor, first_column, windows: int, lane) -> list:
-    """`windows` (an even number) windows of a group's keys, u8 (key, byte), in F16.
+    """Pairs of `windows` (an even number) windows of a group's keys, u8 (key, byte), in F16.
 
     Returns [fragment][window] -> B of the even and of the odd columns, each a pair of every octet
     of that weights' fragment. Lane 8m + i points to column i of octet m % 2, one window on where
-    m >= 2. SHIFTED windows come over 2^SHIFT, which `settle` takes back from the sums.
+    m >= 2.
     """
     matrix, matrix_row = lane // ldmatrix.MATRIX_ROWS, lane % ldmatrix.MATRIX_ROWS
     key = matrix % 2 * softmax.OCTET + softmax.key_of_column(matrix_row)
@@ -34,14 +33,13 @@ def load_columns(keys: cute.Tensor, first_column, windows: int, lane) -> list:
         for pair in range(windows // _PAIR):
             loaded = ldmatrix.load_transposed(row + (column + pair * _PAIR * WINDOW))
             words += [loaded[:2], loaded[2:]]
-        fragments.append([_columns(octets, n in SHIFTED) for n, octets in enumerate(words)])
+        fragments.append([_columns(octets) for octets in words])
     return fragments
 
 
-def _columns(octets: list[Uint32], shifted: bool) -> list[tuple[Uint32, Uint32]]:
+def _columns(octets: list[Uint32]) -> list[tuple[Uint32, Uint32]]:
     """B of a window's even and of its odd columns, from a word of each of two octets."""
-    widen = half.shift_interleaved if shifted else half.widen_interleaved
-    settled = ([half.settled(pair) for pair in widen(word)] for word in octets)
+    settled = ([half.settled(pair) for pair in half.widen_interleaved(word)] for word in octets)
     return list(zip(*settled, strict=True))
 
 
@@ -57,15 +55,6 @@ def add_products(total: cute.Tensor, weights: list, windows: list) -> None:
             after = mma.mma_step_f16(weights, pairs, before)
             for place in range(4):
                 total[tile, place] = after[place]
-
-
-def settle(total: cute.Tensor) -> None:
-    """Takes back what `widened` has divided SHIFTED windows by."""
-    for window in SHIFTED:
-        for tile in (2 * window, 2 * window + 1):
-            for place in range(4):
-                if tile < total.shape[0]:
-                    total[tile, place] = total[tile, place] * Float32(2.0**half.SHIFT)
 
 
 def quad(total: cute.Tensor, window: int, side: int) -> list:

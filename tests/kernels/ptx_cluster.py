@@ -149,7 +149,7 @@ def arrive_behind_copies(warp: Warp, instruction: Instruction, doing: Tensor) ->
 def copy_run(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
     """cp.async.bulk: a letter with a whole run of device memory, whose bytes a barrier counts."""
     assert instruction.op[3:5] == ("shared::cluster", "global"), instruction.text
-    target, source, size, barrier = instruction.operands
+    target, source, size, barrier = instruction.operands[:4]  # and how long L2 keeps it
     targets, sources, barriers = (warp.addresses(name) for name in (target, source, barrier))
     sizes = warp.read(size, "u32").tolist()
     for lane in lanes_of(doing):

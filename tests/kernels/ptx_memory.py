@@ -111,10 +111,16 @@ def _atomic(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
         warp.write(instruction.operands[0], before, doing)
 
 
+def _policy(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
+    """createpolicy: a name of how long a cache keeps something, which changes nothing here."""
+    warp.write(instruction.operands[0], torch.zeros(LANES, dtype=torch.int64), doing)
+
+
 OPS: dict[str, Callable[..., None]] = {
     "ld": _load,
     "st": _store,
     "cp": _copy,
+    "createpolicy": _policy,
     "red": _atomic,
     "atom": _atomic,
 }

@@ -11,12 +11,13 @@ A row without keys gives exactly 0 and -inf. No cache row but the selected ones 
 
 Grid     (splits, rows, head tiles); the `splits` CTAs of a row are a cluster. CTA s takes groups s,
          s + splits, ... of GROUP keys.
-Warps    GATHER_WARPS copy rows into a ring of slots, 16 bytes a lane. SCORE_WARPS keep the query in
-         registers and each score whole groups. VALUE_WARPS each sum KV_LORA / VALUE_WARPS columns
-         over all groups. A group's m is the running maximum of its score warp, rounded up to an
-         integer, so that moving P to a common maximum is an exact power of two.
-Merge    sums go to the CTA of the cluster that owns their columns, whose score warps add them in
-         the order of the CTAs.
+Warps    GATHER_WARPS request the rows of every group, an equal share each, for a slot of a ring.
+         SCORE_WARPS keep the query in registers; TEAM of them share a group, and the teams take
+         groups in turn. VALUE_WARPS each sum KV_LORA / VALUE_WARPS columns over all groups. m is a
+         score warp's own, an integer, so that moving P to a common maximum is an exact power of
+         two; it moves only where a weight would pass 2^softmax.SLACK.
+Merge    sums go to the CTA of the cluster that owns their columns, whose score and value warps add
+         them in the order of the CTAs.
 Wait     the scales are loaded before it, all else behind it. Released right behind it.
 Rounding P to F16 (its sum is taken before), the result to BF16. FP32 sums.
 """
@@ -45,7 +46,7 @@ from kpipe.runtime.device import (
 )
 from kpipe.runtime.device.gather import Gather
 from kpipe.runtime.device.key_groups import KeyGroups
-from kpipe.runtime.device.slots import Slots, ring_slots, slot_bytes
+from kpipe.runtime.device.slots import TEAM, Slots, ring_slots, slot_bytes
 from kpipe.runtime.device.split_sums import QUAD, QUADS, WINDOW, SplitSums
 from kpipe.runtime.host.compile import Symbol, TensorSpec
 
@@ -66,10 +67,8 @@ VALUE_WARPS = 8 if WINDOWS % 16 == 0 else 4  # an even number of windows each
 GATHER_WARPS = SCORE_WARPS
 AHEAD = 2  # batches of groups whose indices a gathering warp holds
 GATHER = Gather(ROWS.row_bytes, GATHER_WARPS, AHEAD)
-TEAM = 2  # score warps that share a group
 TEAMS = SCORE_WARPS // TEAM
 SCORE_OCTETS = softmax.OCTETS // TEAM
-STORED_WORDS = softmax.SIDES * min(SCORE_OCTETS, 2)
 THREADS = (SCORE_WARPS + VALUE_WARPS + GATHER_WARPS) * reduce.WARP
 WARP_WINDOWS = WINDOWS // VALUE_WARPS
 # Registers of a thread. The query takes a quarter of a row's columns, the sums of the values half
@@ -133,7 +132,7 @@ class SparseDecode:
     def slots(self) -> int:
         """Groups that a CTA's shared memory holds, or that it ever takes."""
         received = split_sums.received_bytes(WINDOWS, self.splits, TILE_HEADS)
-        room = (SHARED_BYTES - RESERVE - received) // slot_bytes(ROWS.pitch, TEAM)
+        room = (SHARED_BYTES - RESERVE - received) // slot_bytes(ROWS.pitch)
         return ring_slots(room, self.groups.most(TOP_K), TEAMS)
 
     @cute.jit
@@ -185,11 +184,11 @@ class SparseDecode:
         thread = cute.arch.thread_idx()[0]
         first_head = tile * mma.TILE_M
         shared = SmemAllocator()
-        slots = Slots.allocate(shared, self.slots, ROWS.pitch, TEAM)
+        slots = Slots.allocate(shared, self.slots, ROWS.pitch)
         sums = SplitSums.allocate(shared, WINDOWS, self.splits, TILE_HEADS)
         masses = memory.allocate(shared, Float32, SCORE_WARPS, mma.TILE_M, 2)
         if thread == 0:
-            slots.initialise(GATHER_WARPS, TEAM, VALUE_WARPS)
+            slots.initialise(GATHER_WARPS, VALUE_WARPS)
         if thread == THREADS - 1:
             sums.expect(split)
         cute.arch.sync_threads()
@@ -199,7 +198,7 @@ class SparseDecode:
         if warp < SCORE_WARPS:
             cute.arch.setmaxregister_increase(SCORE_REGISTERS)
             count = self._await_keys(valid, row)
-            scale = query_scale * key_scale * Float32(SOFTMAX_SCALE * log2(e) * ROWS.score_factor)
+            scale = query_scale * key_scale * Float32(SOFTMAX_SCALE * log2(e))
             heads = query[row, None, None]
             self._score(heads, first_head, count, split, scale, slots, masses, warp, lane)
             cluster.wait_for_all()
@@ -261,7 +260,8 @@ class SparseDecode:
         warp,
         lane,
     ):
-        """P of groups warp, warp + SCORE_WARPS, ... of this CTA, and the mass of all its P."""
+        """P of this warp's keys of groups t, t + TEAMS, ... of this CTA, where t is its team, and
+        the mass of all its P."""
         group, group_lane = mma.fragment_place(lane)
         # Heads past the end repeat the last one.
         places = [cutlass.min(first_head + group + side, HEADS - 1) for side in (0, mma.HALF_M)]
@@ -287,15 +287,8 @@ class SparseDecode:
             scores = ROWS.scores(fragments, octet_rows, lane_rows, group_lane)
             left = count - self.groups.first_key(order, split)
             present = [key < left for key in lane_keys]
-            words = softmax.soften(scores, present, scales, top, mass)
-            for first in cutlass.range_constexpr(0, len(words), STORED_WORDS):
-                octet = first_octet + first // softmax.SIDES
-                vector = memory.vector_at(
-                    slots.weights[slot, octet // 2, lane, None],
-                    octet % 2 if STORED_WORDS == softmax.SIDES else 0,
-                    STORED_WORDS,
-                )
-                memory.store_words(vector, words[first : first + STORED_WORDS])
+            weights = softmax.soften(scores, present, scales, top, mass)
+            memory.store_words(slots.weights[slot, member, lane, None], weights)
             if group_lane == 0:
                 for side in cutlass.range_constexpr(softmax.SIDES):
                     slots.maxima[slot, member, group + side * mma.HALF_M] = top[side]
@@ -311,6 +304,7 @@ class SparseDecode:
     def _sum_values(self, count, split, slots: Slots, warp, lane):
         """Sums of P times this warp's columns over all groups of this CTA: C fragments of tiles
         2w and 2w + 1, the even and the odd columns of window w."""
+        # A shuffle keeps the lane in a register: else the loop asks for it every time.
         lane = cute.arch.shuffle_sync(lane, lane)
         group, group_lane = mma.fragment_place(lane)
         total = cute.make_rmem_tensor((2 * WARP_WINDOWS, 4), Float32)
@@ -333,8 +327,8 @@ class SparseDecode:
             ]
             weights = [[vector[place] for place in range(4)] for vector in vectors]
             maxima = [
-                [slots.maxima[slot, member, group + side] for side in (0, mma.HALF_M)]
-                for member in range(TEAM)
+                [slots.maxima[slot, part, group + side] for side in (0, mma.HALF_M)]
+                for part in range(softmax.FRAGMENTS)
             ]
             rows = [keys[key, None] for key in softmax.lane_keys(group_lane)]
             weights, references = ROWS.weigh(weights, maxima, rows, first_column)
@@ -354,7 +348,6 @@ class SparseDecode:
             for part in cutlass.range_constexpr(softmax.FRAGMENTS):
                 value_sums.add_products(total, weights[part], values[part])
         softmax.move(total, top, [highest[side] for side in range(softmax.SIDES)])
-        value_sums.settle(total)
         return total
 
     @cute.jit
