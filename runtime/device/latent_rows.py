@@ -28,6 +28,7 @@ _STEP_WORDS = 4
 _GROUP_STEPS = SCALE_GROUP // STEP
 _CHUNK_VECTORS = CODE_CHUNK * _BF16_BYTES // memory.VECTOR_BYTES
 _QUERY_EXPONENT = 15
+_FRAGMENT_KEYS = 4  # of a lane in a fragment of weights
 
 
 def odd_pitch(row_bytes: int) -> int:
@@ -196,9 +197,16 @@ class Fp8DsMlaRows(Fp8DsMla):
         scales = [self._scale(row, first_column // SCALE_GROUP) for row in lane_rows]
         moved, references = [[None] * 4 for _ in weights], []
         for side in range(2):
+            highest = maxima[0][side]
+            for part in maxima[1:]:
+                highest = cute.arch.fmax(highest, part[side])
+            factors = [cute.arch.exp2(part[side] - highest) for part in maxima]
             places = [(part, word) for part in range(len(weights)) for word in (side, side + 2)]
             values = [v for part, word in places for v in half.unpack(weights[part][word])]
-            values = [value * scale for value, scale in zip(values, scales, strict=True)]
+            values = [
+                value * (scale * factors[place // _FRAGMENT_KEYS])
+                for place, (value, scale) in enumerate(zip(values, scales, strict=True))
+            ]
             largest = Float32(0.0)
             for value in values:
                 largest = cute.arch.fmax(largest, cute.arch.fmax(value, -value))
@@ -207,8 +215,8 @@ class Fp8DsMlaRows(Fp8DsMla):
             for at, (part, word) in enumerate(places):
                 first, second = values[2 * at], values[2 * at + 1]
                 moved[part][word] = half.pack(first * factor, second * factor)
-            references.append(maxima[side] + exponent)
-        return moved, references
+            references.append(highest + exponent)
+        return moved, [references] * len(maxima)
 
     def _scale(self, row: cute.Tensor, group) -> Float32:
         """Scale of a row's group of codes."""

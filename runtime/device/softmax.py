@@ -10,6 +10,7 @@ of two. Arrays over sides hold rows g (side 0) and g + 8 (side 1) of the fragmen
 
 from __future__ import annotations
 
+import cutlass
 from cutlass import Float32, cute
 
 from . import half, mma, reduce, scalar
@@ -19,6 +20,10 @@ OCTETS = 4
 GROUP = OCTETS * OCTET
 FRAGMENTS = OCTETS // 2
 SIDES = 2
+SLACK = 8.0
+"""A weight may be as large as two to this, as long as its maximum need not move for others."""
+LOWEST = -3.0e38
+"""Maximum of no scores: finite, so that it may be taken from itself."""
 _APART = OCTET // 2
 
 
@@ -27,38 +32,44 @@ def key_of_column(column):
     return column // 2 + column % 2 * _APART
 
 
-def lane_keys(group_lane) -> list:
-    """Keys of a group in the lane's columns: two of every octet."""
-    return [group_lane + octet * OCTET + side for octet in range(OCTETS) for side in (0, _APART)]
+def lane_keys(group_lane, first: int = 0, octets: int = OCTETS) -> list:
+    """Keys of a group in the lane's columns, two of every octet from octet `first` on."""
+    places = [octet * OCTET + side for octet in range(octets) for side in (0, _APART)]
+    return [group_lane + first * OCTET + place for place in places]
 
 
-def soften(
-    scores: list, present, scales: list, top: cute.Tensor, mass: cute.Tensor, group_lane
-) -> list:
-    """A fragments of the weights: exp2(score * scale - maximum), 0 from key `present` on.
+@cute.jit
+def soften(scores: list, present: list, scales: list, top: cute.Tensor, mass: cute.Tensor):
+    """The A fragment of the weights of two octets: exp2(score * scale - maximum), or 0.
 
-    `scores` holds the octets' C fragments, `scales` a factor a side. Moves the running maxima
-    `top` and adds to this lane's share `mass` of the weights' sum, both FP32 (side); the sum is
-    taken before the weights are rounded to F16.
+    `scores` holds the octets' C fragments, `present` whether the lane's keys exist, two an octet,
+    `scales` a factor a side. The maxima `top` move only where a weight would pass 2^SLACK, so that
+    the lanes of a row seldom have to agree on a new one. Adds to this lane's share `mass` of the
+    weights' sum, like `top` FP32 (side); the sum is taken before the weights are rounded to F16.
     """
-    fragments = [[None] * 4 for _ in range(FRAGMENTS)]
-    keys = lane_keys(group_lane)
-    for side in range(SIDES):
-        raw = [octet[2 * side + column] for octet in scores for column in range(2)]
-        raw = [
-            scalar.select(key < present, value, -Float32.inf)
-            for key, value in zip(keys, raw, strict=True)
+    raw, largest = [], []
+    for side in cutlass.range_constexpr(SIDES):
+        values = [octet[2 * side + column] for octet in scores for column in range(2)]
+        values = [
+            scalar.select(here, value, -Float32.inf)
+            for here, value in zip(present, values, strict=True)
         ]
-        largest = reduce.lanes_max(_folded(cute.arch.fmax, raw), mma.GROUP_LANES)
-        moved = cute.arch.fmax(top[side], scalar.ceiling(largest * scales[side]))
-        weights = [cute.arch.exp2(cute.math.fma(value, scales[side], -moved)) for value in raw]
-        carried = mass[side] * cute.arch.exp2(top[side] - moved)
-        mass[side] = carried + _folded(lambda a, b: a + b, weights)
-        top[side] = moved
-        for octet in range(OCTETS):
-            word = half.pack(weights[2 * octet], weights[2 * octet + 1])
-            fragments[octet // 2][side + octet % 2 * SIDES] = word
-    return fragments
+        raw.append(values)
+        largest.append(_folded(cute.arch.fmax, values) * scales[side])
+    higher = (largest[0] > top[0] + SLACK) | (largest[1] > top[1] + SLACK)
+    if cute.arch.vote_any_sync(higher):
+        for side in cutlass.range_constexpr(SIDES):
+            agreed = reduce.lanes_max(largest[side], mma.GROUP_LANES)
+            moved = cute.arch.fmax(top[side], scalar.ceiling(agreed))
+            mass[side] = mass[side] * cute.arch.exp2(top[side] - moved)
+            top[side] = moved
+    words = [None] * (SIDES * len(scores))
+    for side in cutlass.range_constexpr(SIDES):
+        weights = [cute.arch.exp2(cute.math.fma(v, scales[side], -top[side])) for v in raw[side]]
+        mass[side] = mass[side] + _folded(lambda a, b: a + b, weights)
+        for octet in cutlass.range_constexpr(len(scores)):
+            words[SIDES * octet + side] = half.pack(weights[2 * octet], weights[2 * octet + 1])
+    return words
 
 
 def _folded(join, values: list):
@@ -69,13 +80,16 @@ def _folded(join, values: list):
 
 
 def refer(fragments: list, maxima: list, top: cute.Tensor) -> list:
-    """Weights under the group's `maxima` as weights under `top`, exact but for F16's range."""
-    factors = [cute.arch.exp2(maxima[side] - top[side]) for side in range(SIDES)]
-    pairs = [half.pack(factor, factor) for factor in factors]
-    return [
-        [half.multiply(word, pairs[place % SIDES]) for place, word in enumerate(words)]
-        for words in fragments
-    ]
+    """Weights under their fragments' `maxima` (fragment, side) as weights under `top`, exact but
+    for F16's range."""
+    referred = []
+    for words, sides in zip(fragments, maxima, strict=True):
+        factors = [cute.arch.exp2(sides[side] - top[side]) for side in range(SIDES)]
+        pairs = [half.pack(factor, factor) for factor in factors]
+        referred.append(
+            [half.multiply(word, pairs[place % SIDES]) for place, word in enumerate(words)]
+        )
+    return referred
 
 
 def move(total: cute.Tensor, top: cute.Tensor, moved: list) -> None:

@@ -6,6 +6,7 @@ found out: stores and arrivals at a peer, and copies from global memory. See ptx
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from ptx_program import Instruction, names_of
 from torch import Tensor
 
 LANES = 32
+RUN_BYTES = 16
 PEER_BITS = 24
 """An address in the CTA of rank n of a cluster has n + 1 above these bits."""
 _INSIDE = (1 << PEER_BITS) - 1
@@ -142,6 +144,23 @@ def arrive_behind_copies(warp: Warp, instruction: Instruction, doing: Tensor) ->
         parts = tuple(warp.copies.pop(lane, ()))
         barrier = warp.cta.barriers[places[lane]]
         warp.cta.mail.letters.append(Letter(parts, barrier, arrivals=1))
+
+
+def copy_run(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
+    """cp.async.bulk: a letter with a whole run of device memory, whose bytes a barrier counts."""
+    assert instruction.op[3:5] == ("shared::cluster", "global"), instruction.text
+    target, source, size, barrier = instruction.operands[:4]  # and how long L2 keeps it
+    targets, sources, barriers = (warp.addresses(name) for name in (target, source, barrier))
+    sizes = warp.read(size, "u32").tolist()
+    for lane in lanes_of(doing):
+        count = sizes[lane]
+        assert count % RUN_BYTES == 0, instruction.text
+        for place in range(0, count, RUN_BYTES):
+            warp.launch.check(sources[lane] + place, RUN_BYTES, instruction.text)
+        start = warp.cta.offset(targets[lane], RUN_BYTES)
+        part = start, ctypes.string_at(sources[lane], count)
+        heard = warp.cta.barriers[barriers[lane]]
+        warp.cta.mail.letters.append(Letter((part,), heard, landed=count))
 
 
 # -- peers ---------------------------------------------------------------------------------------

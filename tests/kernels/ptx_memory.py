@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from ptx_cluster import LANES, PEER_BITS, arrive_behind_copies, cta_at, lanes_of, store_async
+from ptx_cluster import (
+    LANES,
+    PEER_BITS,
+    arrive_behind_copies,
+    copy_run,
+    cta_at,
+    lanes_of,
+    store_async,
+)
 from ptx_program import Instruction, bits_of, names_of
 from torch import Tensor
 
@@ -65,6 +73,9 @@ def _store(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
 
 def _copy(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
     """cp.async of 16 bytes a lane: some are over at once, others not ahead of an arrival."""
+    if "bulk" in instruction.op:
+        copy_run(warp, instruction, doing)
+        return
     if "mbarrier" in instruction.op:
         arrive_behind_copies(warp, instruction, doing)
         return
@@ -100,10 +111,16 @@ def _atomic(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
         warp.write(instruction.operands[0], before, doing)
 
 
+def _policy(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
+    """createpolicy: a name of how long a cache keeps something, which changes nothing here."""
+    warp.write(instruction.operands[0], torch.zeros(LANES, dtype=torch.int64), doing)
+
+
 OPS: dict[str, Callable[..., None]] = {
     "ld": _load,
     "st": _store,
     "cp": _copy,
+    "createpolicy": _policy,
     "red": _atomic,
     "atom": _atomic,
 }

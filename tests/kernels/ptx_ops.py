@@ -44,8 +44,9 @@ def _multiply(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
     first, second, *third = (warp.read(o, kind) for o in instruction.operands[1:])
     result = first * second
     if "hi" in instruction.op:
-        assert kind in ("s32", "u32"), instruction.text
+        assert kind in ("s32", "u32", "u16"), instruction.text
         result = ((first >> 16) * second + ((first & 0xFFFF) * second >> 16)) >> 16
+        result = first * second >> 16 if kind == "u16" else result
     result = result + third[0] if third else result
     if "wide" in instruction.op:
         kind = f"{kind[0]}{2 * bits_of(kind)}"

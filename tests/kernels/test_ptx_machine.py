@@ -116,6 +116,27 @@ def test_a_cta_waits_for_its_copies():
         execute(COPY)
 
 
+BULK = (
+    "@%first mbarrier.init.shared.b64 [%b], 1;\nbar.warp.sync 0xffffffff;\n"
+    "@%first mbarrier.arrive.expect_tx.shared.b64 _, [%b], 512;\n"
+    "@%first cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+    "[%s], [%g], 512, [%b];\n"
+)
+
+
+def test_a_run_is_there_once_its_bytes_are_counted():
+    assert execute(BULK + wait() + SHOW) == [4 * lane for lane in range(32)]
+
+
+def test_a_run_is_late():
+    assert set(execute(BULK + SHOW + wait())) == {OLD}
+
+
+def test_a_cta_waits_for_its_runs():
+    with pytest.raises(AssertionError, match="or what it copies"):
+        execute(BULK)
+
+
 @pytest.mark.parametrize(
     ("threads", "message"),
     [

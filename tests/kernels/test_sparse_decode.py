@@ -63,15 +63,16 @@ def test_forms_wait(forms, form, arch):
     assert_waits(ptx, names, weights)
     assert "mbarrier.try_wait.parity.acquire.cluster" in ptx, "peers' sums must be acquired"
     # What feeds the tensor cores: all codes of the group's keys, and all values of the fragments.
-    steps = (KIMI["kv_lora"] if weights == set() else 576) // 16 * softmax.OCTETS
+    steps = (KIMI["kv_lora"] if weights == set() else 576) // 16 * module.SCORE_OCTETS
     steps += 2 * module.WARP_WINDOWS * softmax.FRAGMENTS
     assert ptx.count("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32") == steps
-    position = 0 if weights else KIMI["pe"] // 16 * softmax.OCTETS
+    position = 0 if weights else KIMI["pe"] // 16 * module.SCORE_OCTETS
     assert ptx.count("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") == position
-    copies = [line for line in ptx.splitlines() if "cp.async.cg.shared.global" in line]
-    # A turn of every group whose indices a warp holds: as many copies as a row has vectors.
-    turns = -(-kernel.groups.most(module.TOP_K) // module.GATHER_WARPS)
-    assert len(copies) == min(module.AHEAD, turns) * module.ROWS.row_bytes // 16
+    copies = [line for line in ptx.splitlines() if "cp.async" in line]
+    # One a group of a batch, for all batches whose indices a warp holds.
+    batches = -(-kernel.groups.most(module.TOP_K) // module.GATHER.batch)
+    assert len(copies) == min(module.AHEAD, batches) * module.GATHER.batch
+    assert all("cp.async.bulk.shared::cluster.global" in line for line in copies)
     assert re.search(rf"mul\.wide\.[su]32\s+%rd\d+, %r\d+, {module.ROWS.row_bytes};", ptx), (
         "the byte offset of a row must be a 64-bit product"
     )
@@ -103,7 +104,7 @@ def test_every_split_fits(tmp_path, heads):
         assert used + module.RESERVE <= SHARED_LIMIT
         assert 1 <= kernel.slots <= -(-module.TOP_K // (softmax.GROUP * splits))
         whole = kernel.slots == kernel.groups.most(module.TOP_K)
-        assert whole or kernel.slots % module.GATHER_WARPS == 0
+        assert whole or kernel.slots % module.TEAMS == 0
         owned = split_sums.owned_windows(module.WINDOWS, splits)
         assert owned * splits >= module.WINDOWS
 

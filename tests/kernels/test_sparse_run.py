@@ -82,5 +82,5 @@ def test_a_launch_is_right(monkeypatch, tmp_path, form, dcp, counts, splits):
 )
 def test_a_wait_left_out_is_found(monkeypatch, tmp_path, old, new):
     module = module_of(tmp_path, "fp8_tensor", None, old, new)
-    wrong = wrong_of(monkeypatch, module, [33], 2)
+    wrong = wrong_of(monkeypatch, module, [160], 1)
     assert any("latent: error" in line for line in wrong), wrong

@@ -11,12 +11,13 @@ A row without keys gives exactly 0 and -inf. No cache row but the selected ones 
 
 Grid     (splits, rows, head tiles); the `splits` CTAs of a row are a cluster. CTA s takes groups s,
          s + splits, ... of GROUP keys.
-Warps    GATHER_WARPS copy rows into a ring of slots, 16 bytes a lane. SCORE_WARPS keep the query in
-         registers and each score whole groups. VALUE_WARPS each sum KV_LORA / VALUE_WARPS columns
-         over all groups. A group's m is the running maximum of its score warp, rounded up to an
-         integer, so that moving P to a common maximum is an exact power of two.
-Merge    sums go to the CTA of the cluster that owns their columns, whose score warps add them in
-         the order of the CTAs.
+Warps    GATHER_WARPS request the rows of every group, an equal share each, for a slot of a ring.
+         SCORE_WARPS keep the query in registers; TEAM of them share a group, and the teams take
+         groups in turn. VALUE_WARPS each sum KV_LORA / VALUE_WARPS columns over all groups. m is a
+         score warp's own, an integer, so that moving P to a common maximum is an exact power of
+         two; it moves only where a weight would pass 2^softmax.SLACK.
+Merge    sums go to the CTA of the cluster that owns their columns, whose score and value warps add
+         them in the order of the CTAs.
 Wait     the scales are loaded before it, all else behind it. Released right behind it.
 Rounding P to F16 (its sum is taken before), the result to BF16. FP32 sums.
 """
@@ -45,7 +46,7 @@ from kpipe.runtime.device import (
 )
 from kpipe.runtime.device.gather import Gather
 from kpipe.runtime.device.key_groups import KeyGroups
-from kpipe.runtime.device.slots import Slots, ring_slots, slot_bytes
+from kpipe.runtime.device.slots import TEAM, Slots, ring_slots, slot_bytes
 from kpipe.runtime.device.split_sums import QUAD, QUADS, WINDOW, SplitSums
 from kpipe.runtime.host.compile import Symbol, TensorSpec
 
@@ -64,15 +65,18 @@ WINDOWS = KV_LORA // WINDOW
 SCORE_WARPS = 4
 VALUE_WARPS = 8 if WINDOWS % 16 == 0 else 4  # an even number of windows each
 GATHER_WARPS = SCORE_WARPS
-AHEAD = 4  # groups whose indices a gathering warp holds
-GATHER = Gather(ROWS.row_bytes, ROWS.pitch, GATHER_WARPS, AHEAD)
+AHEAD = 2  # batches of groups whose indices a gathering warp holds
+GATHER = Gather(ROWS.row_bytes, GATHER_WARPS, AHEAD)
+TEAMS = SCORE_WARPS // TEAM
+SCORE_OCTETS = softmax.OCTETS // TEAM
 THREADS = (SCORE_WARPS + VALUE_WARPS + GATHER_WARPS) * reduce.WARP
 WARP_WINDOWS = WINDOWS // VALUE_WARPS
 # Registers of a thread. The query takes a quarter of a row's columns, the sums of the values half
 # of a warp's.
-SCORE_REGISTERS = 240
-VALUE_REGISTERS = 112
+SCORE_REGISTERS = 208
+VALUE_REGISTERS = 128
 GATHER_REGISTERS = 40
+MERGING_WARPS = SCORE_WARPS + VALUE_WARPS
 SCORE_BARRIER = 1
 SHARED_BYTES = 227 * 1024
 RESERVE = 2048  # of shared memory: the warps' masses, alignment
@@ -129,7 +133,7 @@ class SparseDecode:
         """Groups that a CTA's shared memory holds, or that it ever takes."""
         received = split_sums.received_bytes(WINDOWS, self.splits, TILE_HEADS)
         room = (SHARED_BYTES - RESERVE - received) // slot_bytes(ROWS.pitch)
-        return ring_slots(room, self.groups.most(TOP_K), GATHER_WARPS)
+        return ring_slots(room, self.groups.most(TOP_K), TEAMS)
 
     @cute.jit
     def __call__(
@@ -184,7 +188,7 @@ class SparseDecode:
         sums = SplitSums.allocate(shared, WINDOWS, self.splits, TILE_HEADS)
         masses = memory.allocate(shared, Float32, SCORE_WARPS, mma.TILE_M, 2)
         if thread == 0:
-            slots.initialise(VALUE_WARPS)
+            slots.initialise(GATHER_WARPS, VALUE_WARPS)
         if thread == THREADS - 1:
             sums.expect(split)
         cute.arch.sync_threads()
@@ -216,6 +220,16 @@ class SparseDecode:
             total = self._sum_values(count, split, slots, value_warp, lane)
             cluster.wait_for_all()
             value_sums.send(total, sums, split, value_warp, lane)
+            self._merge(
+                sums,
+                count,
+                key_scale,
+                result[row, None, None],
+                result_lse[row, None],
+                first_head,
+                split,
+                thread,
+            )
         else:
             cute.arch.setmaxregister_decrease(GATHER_REGISTERS)
             count = self._await_keys(valid, row)
@@ -246,7 +260,8 @@ class SparseDecode:
         warp,
         lane,
     ):
-        """P of groups warp, warp + SCORE_WARPS, ... of this CTA, and the mass of all its P."""
+        """P of this warp's keys of groups t, t + TEAMS, ... of this CTA, where t is its team, and
+        the mass of all its P."""
         group, group_lane = mma.fragment_place(lane)
         # Heads past the end repeat the last one.
         places = [cutlass.min(first_head + group + side, HEADS - 1) for side in (0, mma.HALF_M)]
@@ -255,25 +270,28 @@ class SparseDecode:
         scales = [factor * scale for factor in factors]
         top = cute.make_rmem_tensor((softmax.SIDES,), Float32)
         mass = cute.make_rmem_tensor((softmax.SIDES,), Float32)
-        top.fill(-Float32.inf)
+        top.fill(softmax.LOWEST)
         mass.fill(0.0)
-        for order in cutlass.range(warp, self.groups.of(count, split), SCORE_WARPS, unroll=1):
+        member = warp % TEAM
+        first_octet = member * SCORE_OCTETS
+        lane_keys = softmax.lane_keys(group_lane, first_octet, SCORE_OCTETS)
+        for order in cutlass.range(warp // TEAM, self.groups.of(count, split), TEAMS, unroll=1):
             slots.wait_ready(order)
             slot = order % slots.count
             keys = slots.keys[slot, None, None]
-            lane_rows = [keys[key, None] for key in softmax.lane_keys(group_lane)]
+            lane_rows = [keys[key, None] for key in lane_keys]
             octet_rows = [
-                keys[octet * softmax.OCTET + softmax.key_of_column(group), None]
-                for octet in range(softmax.OCTETS)
+                keys[(first_octet + octet) * softmax.OCTET + softmax.key_of_column(group), None]
+                for octet in range(SCORE_OCTETS)
             ]
             scores = ROWS.scores(fragments, octet_rows, lane_rows, group_lane)
-            present = count - self.groups.first_key(order, split)
-            weights = softmax.soften(scores, present, scales, top, mass, group_lane)
-            for part in cutlass.range_constexpr(softmax.FRAGMENTS):
-                memory.store_words(slots.weights[slot, part, lane, None], weights[part])
+            left = count - self.groups.first_key(order, split)
+            present = [key < left for key in lane_keys]
+            weights = softmax.soften(scores, present, scales, top, mass)
+            memory.store_words(slots.weights[slot, member, lane, None], weights)
             if group_lane == 0:
                 for side in cutlass.range_constexpr(softmax.SIDES):
-                    slots.maxima[slot, group + side * mma.HALF_M] = top[side]
+                    slots.maxima[slot, member, group + side * mma.HALF_M] = top[side]
             barrier.arrive_as_warp(slots.scored + slot)
         for side in cutlass.range_constexpr(softmax.SIDES):
             whole = reduce.lanes_sum(mass[side], mma.GROUP_LANES)
@@ -286,13 +304,15 @@ class SparseDecode:
     def _sum_values(self, count, split, slots: Slots, warp, lane):
         """Sums of P times this warp's columns over all groups of this CTA: C fragments of tiles
         2w and 2w + 1, the even and the odd columns of window w."""
+        # A shuffle keeps the lane in a register: else the loop asks for it every time.
+        lane = cute.arch.shuffle_sync(lane, lane)
         group, group_lane = mma.fragment_place(lane)
         total = cute.make_rmem_tensor((2 * WARP_WINDOWS, 4), Float32)
         top = cute.make_rmem_tensor((softmax.SIDES,), Float32)
         highest = cute.make_rmem_tensor((softmax.SIDES,), Float32)
         total.fill(0.0)
-        top.fill(-Float32.inf)
-        highest.fill(-Float32.inf)
+        top.fill(softmax.LOWEST)
+        highest.fill(softmax.LOWEST)
         first_column = warp * (WARP_WINDOWS * WINDOW)
         for order in cutlass.range(self.groups.of(count, split), unroll=1):
             # The values need not wait for their weights.
@@ -306,15 +326,23 @@ class SparseDecode:
                 for part in range(softmax.FRAGMENTS)
             ]
             weights = [[vector[place] for place in range(4)] for vector in vectors]
-            maxima = [slots.maxima[slot, group + side] for side in (0, mma.HALF_M)]
+            maxima = [
+                [slots.maxima[slot, part, group + side] for side in (0, mma.HALF_M)]
+                for part in range(softmax.FRAGMENTS)
+            ]
             rows = [keys[key, None] for key in softmax.lane_keys(group_lane)]
             weights, references = ROWS.weigh(weights, maxima, rows, first_column)
             barrier.arrive_as_warp(slots.free + slot)
             for side in cutlass.range_constexpr(softmax.SIDES):
-                highest[side] = cute.arch.fmax(highest[side], maxima[side])
-            higher = cutlass.Boolean(references[0] > top[0]) | (references[1] > top[1])
-            if cute.arch.vote_any_sync(higher):
-                moved = [cute.arch.fmax(top[side], references[side]) for side in range(2)]
+                for part in maxima:
+                    highest[side] = cute.arch.fmax(highest[side], part[side])
+            moved = [top[side] for side in range(softmax.SIDES)]
+            for side in cutlass.range_constexpr(softmax.SIDES):
+                for part in references:
+                    moved[side] = cute.arch.fmax(moved[side], part[side])
+            if cute.arch.vote_any_sync((moved[0] > top[0]) | (moved[1] > top[1])):
+                # A shuffle keeps this a branch: else it becomes products that mostly do nothing.
+                moved = [cute.arch.shuffle_sync(value, lane) for value in moved]
                 softmax.move(total, top, moved)
             weights = softmax.refer(weights, references, top)
             for part in cutlass.range_constexpr(softmax.FRAGMENTS):
@@ -336,10 +364,12 @@ class SparseDecode:
     ):
         """Merges the windows that this CTA owns, QUAD columns a thread, and stores them.
 
+        The score and the value warps call it, whose threads are the first ones.
+
         A thread keeps to one head, whose shares it knows before the sums arrive.
         """
         lanes = TILE_HEADS * QUADS  # of a window
-        teams = SCORE_WARPS * reduce.WARP // lanes
+        teams = MERGING_WARPS * reduce.WARP // lanes
         quad, head = thread % QUADS, thread // QUADS % TILE_HEADS
         factors, mass, highest = sums.shares(head)
         factor = key_scale / mass
