@@ -50,8 +50,9 @@ OPS = (
         constants={"gate_columns": GATE_COLUMNS},
         kernel="gate_gemm:GateGemm",
         tactics={
-            ("sm_90a", 8): {"tile_n": 32, "tokens": 8, "ring": 112},
-            ("sm_90a", 16): {"tile_n": 32, "tokens": 16, "ring": 112},
+            ("sm_90a", 1): {"tile_n": 24, "tokens": 8, "ring": 112},
+            ("sm_90a", 8): {"tile_n": 32, "tokens": 8, "ring": 56},
+            ("sm_90a", 16): {"tile_n": 24, "tokens": 16, "ring": 112},
             ("sm_90a", 32): {"tile_n": 32, "tokens": 32, "ring": 112},
             ("sm_90a", 64): {"tile_n": 32, "tokens": 64, "ring": 112},
             ("sm_100a", 8): {"tile_n": 32, "tokens": 8, "ring": 112},
@@ -121,6 +122,12 @@ OPS = (
         weights=("q_norm", "kv_norm", "q_b", "w_uk", "q_scale_inv", "k_scale_inv"),
         constants={"rms_eps": RMS_EPS, "nope": NOPE, "pe": PE, "rounds": ROUNDS},
         kernel="mla_query:MlaQuery",
+        tactics={
+            ("sm_90a", 16): {"tokens": 16},
+            ("sm_90a", 32): {"tokens": 32},
+            ("sm_90a", 64): {"tokens": 64},
+            ("sm_100a", 64): {"tokens": 64},
+        },
     ),
     Op(
         name="mla_query_split",
@@ -138,7 +145,6 @@ OPS = (
         constants={"rounds": ROUNDS, "sigmoid": "refined"},
         kernel="mla_value:MlaValue",
         tactics={
-            ("sm_90a", 8): {"early": 0},
             ("sm_90a", 64): {"early": 1},
             ("sm_100a", 64): {"early": 0},
         },
@@ -150,7 +156,8 @@ OPS = (
         weights=("o_proj",),
         kernel="o_proj:OProj",
         tactics={
-            ("sm_90a", 8): {"tile_n": 64, "tokens": 8},
+            ("sm_90a", 1): {"tile_n": 64, "tokens": 8},
+            ("sm_90a", 8): {"tile_n": 64, "tokens": 8, "pace": 900},
             ("sm_90a", 16): {"tile_n": 64, "tokens": 16},
             ("sm_90a", 32): {"tile_n": 64, "tokens": 32},
             ("sm_90a", 64): {"tile_n": 64, "tokens": 64},

@@ -3,11 +3,11 @@
 Generated from pipelines/dsa_tp_flashmla.yaml; do not edit. Schedule proved.
 
     arch     q  rows          method
-    sm_90a   1  1             _apart_late_query_3
-    sm_90a   1  2-4           _apart_front
+    sm_90a   1  1             _apart_front
+    sm_90a   1  2-4           _apart_index
     sm_90a   1  5-8, 16, 32   _apart_fork
     sm_90a   1  64            _fork_split
-    sm_90a   4  4, 8          _apart_front
+    sm_90a   4  4, 8          _apart_index
     sm_90a   4  16, 32        _apart_fork
     sm_90a   4  64            _fork_split
     sm_100a  1  1-4           _late_front
@@ -44,10 +44,10 @@ class DsaTpFlashmlaLayer(Layer):
     STREAMS = {"side": 0, "gates": 0}
     TABLE = {
         ("sm_90a", 1): {
-            1: "_apart_late_query_3",
-            2: "_apart_front",
-            3: "_apart_front",
-            4: "_apart_front",
+            1: "_apart_front",
+            2: "_apart_index",
+            3: "_apart_index",
+            4: "_apart_index",
             5: "_apart_fork",
             6: "_apart_fork",
             7: "_apart_fork",
@@ -57,8 +57,8 @@ class DsaTpFlashmlaLayer(Layer):
             64: "_fork_split",
         },
         ("sm_90a", 4): {
-            4: "_apart_front",
-            8: "_apart_front",
+            4: "_apart_index",
+            8: "_apart_index",
             16: "_apart_fork",
             32: "_apart_fork",
             64: "_fork_split",
@@ -85,69 +85,69 @@ class DsaTpFlashmlaLayer(Layer):
         },
     }
 
-    def _apart_late_query_3(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 1 (q 1) on sm_90a.
-
-        main   packed_gemm index_front index_scores topk_select flashmla_sparse mla_value o_proj
-        side                           mla_query .............../
-        gates                                                   gate_gemm ....../
-        """
-        main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:125
-        self.index_front(
-            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :125
-        side.wait_stream(main)
-        self.index_scores(
-            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :125
-        self.topk_select(
-            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :125
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :128
-        main.wait_stream(side)  # flashmla_sparse needs what side made
-        gates.wait_stream(main)
-        self.flashmla_sparse(
-            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :126 plain: it never waits
-        with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :127
-        main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :126
-        self.o_proj(at.gated, out=step.out)  # :126
-
     def _apart_front(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 2-4 (q 1) and 4, 8 (q 4) on sm_90a.
+        """Rows 1 (q 1) on sm_90a.
 
         main   packed_gemm index_front index_scores topk_select flashmla_sparse mla_value o_proj
         side               mla_query .........................../
         gates                                                   gate_gemm ....../
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:112
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:139
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :112
+        )  # :139
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :112
+        )  # :139
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :112
+        )  # :139
         gates.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :113
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :140
         main.wait_stream(side)  # flashmla_sparse needs what side made
         self.flashmla_sparse(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :112 plain: it never waits
+        )  # :139 plain: it never waits
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :114
+            self.gate_gemm(step.hidden, at.gate)  # :141
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :112
-        self.o_proj(at.gated, out=step.out)  # :112
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :139
+        self.o_proj(at.gated, out=step.out)  # :139
+
+    def _apart_index(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 2-4 (q 1) and 4, 8 (q 4) on sm_90a.
+
+        main   packed_gemm index_front index_scores topk_select flashmla_sparse mla_value o_proj
+        side               mla_query .........................../
+        gates                          gate_gemm .............................../
+        """
+        main, side, gates = self.main, self.side, self.gates
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:161
+        side.wait_stream(main)
+        self.index_front(
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :161
+        gates.wait_stream(main)
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :161
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :161
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :162
+        main.wait_stream(side)  # flashmla_sparse needs what side made
+        self.flashmla_sparse(
+            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
+        )  # :161 plain: it never waits
+        with self.on(gates):
+            self.gate_gemm(step.hidden, at.gate)  # :163
+        main.wait_stream(gates)  # mla_value needs what gates made
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :161
+        self.o_proj(at.gated, out=step.out)  # :161
 
     def _apart_fork(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8, 16, 32 (q 1) and 16, 32 (q 4) on sm_90a.
@@ -157,31 +157,31 @@ class DsaTpFlashmlaLayer(Layer):
         gates                                                           gate_gemm ................../
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:120
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:147
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :120
-        self.index_gemm(at.q_c, at.index_q)  # :120
+        self.query_norm(at.q_a, at.q_c)  # :147
+        self.index_gemm(at.q_c, at.index_q)  # :147
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :120
+        )  # :147
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :120
+        )  # :147
         gates.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :120
+        )  # :147
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :149
         main.wait_stream(side)  # flashmla_sparse needs what side made
         self.flashmla_sparse(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :120 plain: it never waits
+        )  # :147 plain: it never waits
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :123
+            self.gate_gemm(step.hidden, at.gate)  # :150
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
-        self.o_proj(at.gated, out=step.out)  # :121
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :148
+        self.o_proj(at.gated, out=step.out)  # :148
 
     def _fork_split(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a; rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -190,50 +190,51 @@ class DsaTpFlashmlaLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:95
-        self.query_norm(at.q_a, at.q_c)  # :95
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:122
+        self.query_norm(at.q_a, at.q_c)  # :122
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :122
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :95
+        )  # :122
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :95
+        )  # :122
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :95
+        )  # :122
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :96
+            # :123
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # flashmla_sparse needs what side made
         self.flashmla_sparse(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :95 plain: it never waits
-        self.value_bmm(at.latent, at.values, pdl=False)  # :95 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :95
-        self.o_proj(at.gated, out=step.out)  # :95
+        )  # :122 plain: it never waits
+        self.value_bmm(at.latent, at.values, pdl=False)  # :122 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :122
+        self.o_proj(at.gated, out=step.out)  # :122
 
     def _late_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) on sm_100a.
 
         main  packed_gemm index_front index_scores topk_select mla_query flashmla_sparse mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:106
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:133
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :106
+        )  # :133
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :106
+        )  # :133
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :106
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :106
+        )  # :133
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :133
         self.flashmla_sparse(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :106 plain: it never waits
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :106
-        self.o_proj(at.gated, out=step.out)  # :106
+        )  # :133 plain: it never waits
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :133
+        self.o_proj(at.gated, out=step.out)  # :133
 
     def _fork(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8, 16, 32 (q 1) and 4, 8, 16, 32 (q 4) on sm_100a.
@@ -242,24 +243,24 @@ class DsaTpFlashmlaLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:92
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:119
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :92
-        self.index_gemm(at.q_c, at.index_q)  # :92
+        self.query_norm(at.q_a, at.q_c)  # :119
+        self.index_gemm(at.q_c, at.index_q)  # :119
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :92
+        )  # :119
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :92
+        )  # :119
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :92
+        )  # :119
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :93
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :120
         main.wait_stream(side)  # flashmla_sparse needs what side made
         self.flashmla_sparse(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :92 plain: it never waits
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :92
-        self.o_proj(at.gated, out=step.out)  # :92
+        )  # :119 plain: it never waits
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :119
+        self.o_proj(at.gated, out=step.out)  # :119

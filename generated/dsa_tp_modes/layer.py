@@ -100,10 +100,10 @@ class DsaTpModesLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_select sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:90
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:117
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
-        )  # :90
+        )  # :117
         self.index_front(
             at.wk,
             at.wv,
@@ -113,17 +113,17 @@ class DsaTpModesLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-        )  # :90
+        )  # :117
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :90
+        )  # :117
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :90
-        # :90
+        )  # :117
+        # :117
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :90
-        self.o_proj(at.gated, out=step.out)  # :90
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :117
+        self.o_proj(at.gated, out=step.out)  # :117
 
     def _front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 2 (q 1) on sm_90a.
@@ -132,114 +132,114 @@ class DsaTpModesLayer(Layer):
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:98
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:125
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :98
+        )  # :125
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :98
+        )  # :125
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :98
+        )  # :125
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :99
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :126
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :98
+        # :125
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :98
-        self.o_proj(at.gated, out=step.out)  # :98
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :125
+        self.o_proj(at.gated, out=step.out)  # :125
 
     def _wait(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 3 (q 1) and 4 (q 4) on sm_90a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:101
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:128
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
-        )  # :101
-        self.index_gemm(at.q_c, at.index_q)  # :101
+        )  # :128
+        self.index_gemm(at.q_c, at.index_q)  # :128
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :101
+        )  # :128
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :101
+        )  # :128
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :101
-        # :101
+        )  # :128
+        # :128
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :101
-        self.o_proj(at.gated, out=step.out)  # :101
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :128
+        self.o_proj(at.gated, out=step.out)  # :128
 
     def _late_front_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 4 (q 1) and 8 (q 4) on sm_90a.
 
         main  packed_gemm index_front index_scores topk_select mla_query sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:106
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:133
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :106
+        )  # :133
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :106
+        )  # :133
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :106
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :106
-        # :106
+        )  # :133
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :133
+        # :133
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :106
-        self.o_proj(at.gated, out=step.out)  # :106
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :133
+        self.o_proj(at.gated, out=step.out)  # :133
 
     def _late_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) on sm_100a.
 
         main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:106
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:133
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :106
+        )  # :133
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :106
+        )  # :133
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :106
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :106
+        )  # :133
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :133
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :106 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :106
-        self.o_proj(at.gated, out=step.out)  # :106
+        )  # :133 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :133
+        self.o_proj(at.gated, out=step.out)  # :133
 
     def _late(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5 (q 1) and 16 (q 4) on sm_90a.
 
         main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select mla_query sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:103
-        self.query_norm(at.q_a, at.q_c)  # :103
-        self.index_gemm(at.q_c, at.index_q)  # :103
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:130
+        self.query_norm(at.q_a, at.q_c)  # :130
+        self.index_gemm(at.q_c, at.index_q)  # :130
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :103
+        )  # :130
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :103
+        )  # :130
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :103
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :103
-        # :103
+        )  # :130
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :130
+        # :130
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :103
-        self.o_proj(at.gated, out=step.out)  # :103
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :130
+        self.o_proj(at.gated, out=step.out)  # :130
 
     def _apart_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 6 (q 1) on sm_90a.
@@ -249,28 +249,28 @@ class DsaTpModesLayer(Layer):
         gates                                                   gate_gemm ..../
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:112
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:139
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :112
+        )  # :139
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :112
+        )  # :139
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :112
+        )  # :139
         gates.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :113
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :140
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :112
+        # :139
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :114
+            self.gate_gemm(step.hidden, at.gate)  # :141
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :112
-        self.o_proj(at.gated, out=step.out)  # :112
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :139
+        self.o_proj(at.gated, out=step.out)  # :139
 
     def _apart_late(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 7 (q 1) on sm_90a.
@@ -280,28 +280,28 @@ class DsaTpModesLayer(Layer):
         gates                                                   gate_gemm ..../
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:116
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:143
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :116
+        )  # :143
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :116
+        )  # :143
         side.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :116
+        )  # :143
         gates.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :117
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :144
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :116
+        # :143
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :118
+            self.gate_gemm(step.hidden, at.gate)  # :145
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :116
-        self.o_proj(at.gated, out=step.out)  # :116
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :143
+        self.o_proj(at.gated, out=step.out)  # :143
 
     def _apart_fork(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 8 (q 1) on sm_90a.
@@ -311,30 +311,30 @@ class DsaTpModesLayer(Layer):
         gates                                                           gate_gemm ................/
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:120
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:147
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :120
-        self.index_gemm(at.q_c, at.index_q)  # :120
+        self.query_norm(at.q_a, at.q_c)  # :147
+        self.index_gemm(at.q_c, at.index_q)  # :147
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :120
+        )  # :147
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :120
+        )  # :147
         gates.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :120
+        )  # :147
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :149
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :120
+        # :147
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :123
+            self.gate_gemm(step.hidden, at.gate)  # :150
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
-        self.o_proj(at.gated, out=step.out)  # :121
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :148
+        self.o_proj(at.gated, out=step.out)  # :148
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 32 (q 4) on sm_90a.
@@ -343,26 +343,26 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:92
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:119
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :92
-        self.index_gemm(at.q_c, at.index_q)  # :92
+        self.query_norm(at.q_a, at.q_c)  # :119
+        self.index_gemm(at.q_c, at.index_q)  # :119
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :92
+        )  # :119
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :92
+        )  # :119
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :92
+        )  # :119
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :93
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :120
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :92
+        # :119
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :92
-        self.o_proj(at.gated, out=step.out)  # :92
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :119
+        self.o_proj(at.gated, out=step.out)  # :119
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8 (q 1) and 4, 8 (q 4) on sm_100a.
@@ -371,27 +371,27 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:92
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:119
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :92
-        self.index_gemm(at.q_c, at.index_q)  # :92
+        self.query_norm(at.q_a, at.q_c)  # :119
+        self.index_gemm(at.q_c, at.index_q)  # :119
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :92
+        )  # :119
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :92
+        )  # :119
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :92
+        )  # :119
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :93
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :120
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :92 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :92
-        self.o_proj(at.gated, out=step.out)  # :92
+        )  # :119 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :119
+        self.o_proj(at.gated, out=step.out)  # :119
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -400,27 +400,27 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:92
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:119
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :92
-        self.index_gemm(at.q_c, at.index_q)  # :92
+        self.query_norm(at.q_a, at.q_c)  # :119
+        self.index_gemm(at.q_c, at.index_q)  # :119
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :92
+        )  # :119
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :92
+        )  # :119
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :92
+        )  # :119
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :93
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :120
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :92 plain: reads `valid` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :92
-        self.o_proj(at.gated, out=step.out)  # :92
+        )  # :119 plain: reads `valid` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :119
+        self.o_proj(at.gated, out=step.out)  # :119
 
     def _fork_split_sparse_decode_mla_value(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -429,26 +429,27 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:95
-        self.query_norm(at.q_a, at.q_c)  # :95
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:122
+        self.query_norm(at.q_a, at.q_c)  # :122
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :122
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :95
+        )  # :122
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :95
+        )  # :122
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :95
+        )  # :122
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :96
+            # :123
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :95
+        # :122
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :95
-        self.o_proj(at.gated, out=step.out)  # :95
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :122
+        self.o_proj(at.gated, out=step.out)  # :122
 
     def _fork_split_trtllm_gen_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -457,25 +458,26 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:95
-        self.query_norm(at.q_a, at.q_c)  # :95
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:122
+        self.query_norm(at.q_a, at.q_c)  # :122
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :95
+        self.index_gemm(at.q_c, at.index_q)  # :122
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :95
+        )  # :122
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :95
+        )  # :122
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :95
+        )  # :122
         with self.on(side):
-            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :96
+            # :123
+            self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :95 plain: reads `valid` before its wait
-        self.value_bmm(at.latent, at.values, pdl=False)  # :95 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :95
-        self.o_proj(at.gated, out=step.out)  # :95
+        )  # :122 plain: reads `valid` before its wait
+        self.value_bmm(at.latent, at.values, pdl=False)  # :122 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :122
+        self.o_proj(at.gated, out=step.out)  # :122

@@ -50,6 +50,8 @@ class OProj:
     tokens:   rows of a CTA: 8, 16, 32 or 64. Any number of rows may be launched; the
               smallest that holds them all is the fastest.
     ring:     KiB of the ring; what it leaves, a CTA of the next kernel may take.
+    pace:     nanoseconds between the requests of two stages of weights ahead of the wait, so that
+              what it waits for finds memory free; 0: all at once.
 
     Raises ValueError for a tile that the kernel is not written for.
     """
@@ -61,6 +63,7 @@ class OProj:
     tile_n: int = 64
     tokens: int = 64
     ring: int = skinny.MOST_SHARED
+    pace: int = 0
 
     def __post_init__(self) -> None:
         if self.dcp:
@@ -70,7 +73,9 @@ class OProj:
         self._product()
 
     def _product(self) -> skinny.SkinnyGemm:
-        return skinny.SkinnyGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens, self.ring)
+        return skinny.SkinnyGemm(
+            OUTPUTS, INPUTS, self.tile_n, self.tokens, self.ring, pace=self.pace
+        )
 
     @cute.jit
     def __call__(self, gated: cute.Tensor, o_proj: cute.Tensor, out: cute.Tensor, stream):
@@ -92,7 +97,10 @@ class OProj:
         if warp == skinny.REQUESTING_WARP:
             product.request_weights(ring, o_proj)
         cute.arch.sync_threads()  # the barriers of the ring are ready
+        if warp == skinny.REQUESTING_WARP:
+            product.request_paced(ring, o_proj)
         pdl.wait()
+        product.begin(ring)
         if warp == skinny.REQUESTING_WARP:
             product.request_rest(ring, o_proj)
         elif product.copies(warp):
