@@ -95,28 +95,28 @@ class DsaTpLayer(Layer):
         gates                                                   gate_gemm ..../
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:139
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:141
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :139
+        )  # :141
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :139
+        )  # :141
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :139
+        )  # :141
         gates.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :140
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :142
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :139
+        # :141
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :141
+            self.gate_gemm(step.hidden, at.gate)  # :143
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :139
-        self.o_proj(at.gated, out=step.out)  # :139
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :141
+        self.o_proj(at.gated, out=step.out)  # :141
 
     def _apart_index(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 2-4 (q 1) and 4, 8 (q 4) on sm_90a.
@@ -126,28 +126,28 @@ class DsaTpLayer(Layer):
         gates                          gate_gemm ............................./
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:161
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:163
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :161
+        )  # :163
         gates.wait_stream(main)
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :161
+        )  # :163
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :161
+        )  # :163
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :162
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :164
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :161
+        # :163
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :163
+            self.gate_gemm(step.hidden, at.gate)  # :165
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :161
-        self.o_proj(at.gated, out=step.out)  # :161
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :163
+        self.o_proj(at.gated, out=step.out)  # :163
 
     def _apart_fork(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8, 16, 32 (q 1) and 16, 32 (q 4) on sm_90a.
@@ -157,30 +157,30 @@ class DsaTpLayer(Layer):
         gates                                                           gate_gemm ................/
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:147
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:149
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :147
-        self.index_gemm(at.q_c, at.index_q)  # :147
+        self.query_norm(at.q_a, at.q_c)  # :149
+        self.index_gemm(at.q_c, at.index_q)  # :149
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :147
+        )  # :149
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :147
+        )  # :149
         gates.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :147
+        )  # :149
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :149
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :151
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :147
+        # :149
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :150
+            self.gate_gemm(step.hidden, at.gate)  # :152
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :148
-        self.o_proj(at.gated, out=step.out)  # :148
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :150
+        self.o_proj(at.gated, out=step.out)  # :150
 
     def _fork_split_sparse_decode_mla_value(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -189,27 +189,27 @@ class DsaTpLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:122
-        self.query_norm(at.q_a, at.q_c)  # :122
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:124
+        self.query_norm(at.q_a, at.q_c)  # :124
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :122
+        self.index_gemm(at.q_c, at.index_q)  # :124
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :122
+        )  # :124
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :122
+        )  # :124
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :122
+        )  # :124
         with self.on(side):
-            # :123
+            # :125
             self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :122
+        # :124
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :122
-        self.o_proj(at.gated, out=step.out)  # :122
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :124
+        self.o_proj(at.gated, out=step.out)  # :124
 
     def _fork_split_trtllm_gen_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -218,51 +218,51 @@ class DsaTpLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:122
-        self.query_norm(at.q_a, at.q_c)  # :122
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:124
+        self.query_norm(at.q_a, at.q_c)  # :124
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :122
+        self.index_gemm(at.q_c, at.index_q)  # :124
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :122
+        )  # :124
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :122
+        )  # :124
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :122
+        )  # :124
         with self.on(side):
-            # :123
+            # :125
             self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :122 plain: reads `valid` before its wait
-        self.value_bmm(at.latent, at.values, pdl=False)  # :122 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :122
-        self.o_proj(at.gated, out=step.out)  # :122
+        )  # :124 plain: reads `valid` before its wait
+        self.value_bmm(at.latent, at.values, pdl=False)  # :124 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :124
+        self.o_proj(at.gated, out=step.out)  # :124
 
     def _late_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) on sm_100a.
 
         main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:133
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:135
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :133
+        )  # :135
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :133
+        )  # :135
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :133
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :133
+        )  # :135
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :135
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :133 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :133
-        self.o_proj(at.gated, out=step.out)  # :133
+        )  # :135 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :135
+        self.o_proj(at.gated, out=step.out)  # :135
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8 (q 1) and 4, 8 (q 4) on sm_100a.
@@ -271,27 +271,27 @@ class DsaTpLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:119
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:121
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :119
-        self.index_gemm(at.q_c, at.index_q)  # :119
+        self.query_norm(at.q_a, at.q_c)  # :121
+        self.index_gemm(at.q_c, at.index_q)  # :121
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :119
+        )  # :121
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :119
+        )  # :121
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :119
+        )  # :121
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :120
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :119 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :119
-        self.o_proj(at.gated, out=step.out)  # :119
+        )  # :121 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
+        self.o_proj(at.gated, out=step.out)  # :121
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -300,24 +300,24 @@ class DsaTpLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:119
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:121
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :119
-        self.index_gemm(at.q_c, at.index_q)  # :119
+        self.query_norm(at.q_a, at.q_c)  # :121
+        self.index_gemm(at.q_c, at.index_q)  # :121
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :119
+        )  # :121
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :119
+        )  # :121
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :119
+        )  # :121
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :120
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :119 plain: reads `valid` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :119
-        self.o_proj(at.gated, out=step.out)  # :119
+        )  # :121 plain: reads `valid` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
+        self.o_proj(at.gated, out=step.out)  # :121

@@ -100,10 +100,10 @@ class DsaTpModesLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_select sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:117
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:119
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
-        )  # :117
+        )  # :119
         self.index_front(
             at.wk,
             at.wv,
@@ -113,17 +113,17 @@ class DsaTpModesLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-        )  # :117
+        )  # :119
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :117
+        )  # :119
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :117
-        # :117
+        )  # :119
+        # :119
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :117
-        self.o_proj(at.gated, out=step.out)  # :117
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :119
+        self.o_proj(at.gated, out=step.out)  # :119
 
     def _front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 2 (q 1) on sm_90a.
@@ -132,99 +132,34 @@ class DsaTpModesLayer(Layer):
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:125
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:127
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :125
+        )  # :127
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :125
+        )  # :127
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :125
+        )  # :127
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :126
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :128
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :125
+        # :127
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :125
-        self.o_proj(at.gated, out=step.out)  # :125
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :127
+        self.o_proj(at.gated, out=step.out)  # :127
 
     def _wait(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 3 (q 1) and 4 (q 4) on sm_90a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:128
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:130
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
-        )  # :128
-        self.index_gemm(at.q_c, at.index_q)  # :128
-        self.dsa_index(
-            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :128
-        self.index_scores(
-            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :128
-        self.topk_select(
-            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :128
-        # :128
-        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :128
-        self.o_proj(at.gated, out=step.out)  # :128
-
-    def _late_front_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 4 (q 1) and 8 (q 4) on sm_90a.
-
-        main  packed_gemm index_front index_scores topk_select mla_query sparse_decode mla_value o_proj
-        """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:133
-        self.index_front(
-            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :133
-        self.index_scores(
-            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :133
-        self.topk_select(
-            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :133
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :133
-        # :133
-        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :133
-        self.o_proj(at.gated, out=step.out)  # :133
-
-    def _late_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 1-4 (q 1) on sm_100a.
-
-        main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
-        """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:133
-        self.index_front(
-            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :133
-        self.index_scores(
-            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :133
-        self.topk_select(
-            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :133
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :133
-        self.prims_ts(
-            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :133 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :133
-        self.o_proj(at.gated, out=step.out)  # :133
-
-    def _late(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 5 (q 1) and 16 (q 4) on sm_90a.
-
-        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select mla_query sparse_decode mla_value o_proj
-        """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:130
-        self.query_norm(at.q_a, at.q_c)  # :130
+        )  # :130
         self.index_gemm(at.q_c, at.index_q)  # :130
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
@@ -235,11 +170,76 @@ class DsaTpModesLayer(Layer):
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
         )  # :130
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :130
         # :130
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :130
         self.o_proj(at.gated, out=step.out)  # :130
+
+    def _late_front_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 4 (q 1) and 8 (q 4) on sm_90a.
+
+        main  packed_gemm index_front index_scores topk_select mla_query sparse_decode mla_value o_proj
+        """
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:135
+        self.index_front(
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :135
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :135
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :135
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :135
+        # :135
+        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :135
+        self.o_proj(at.gated, out=step.out)  # :135
+
+    def _late_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 1-4 (q 1) on sm_100a.
+
+        main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
+        """
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:135
+        self.index_front(
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :135
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :135
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :135
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :135
+        self.prims_ts(
+            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
+        )  # :135 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :135
+        self.o_proj(at.gated, out=step.out)  # :135
+
+    def _late(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 5 (q 1) and 16 (q 4) on sm_90a.
+
+        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select mla_query sparse_decode mla_value o_proj
+        """
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:132
+        self.query_norm(at.q_a, at.q_c)  # :132
+        self.index_gemm(at.q_c, at.index_q)  # :132
+        self.dsa_index(
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :132
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :132
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :132
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :132
+        # :132
+        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :132
+        self.o_proj(at.gated, out=step.out)  # :132
 
     def _apart_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 6 (q 1) on sm_90a.
@@ -249,28 +249,28 @@ class DsaTpModesLayer(Layer):
         gates                                                   gate_gemm ..../
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:139
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:141
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :139
+        )  # :141
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :139
+        )  # :141
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :139
+        )  # :141
         gates.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :140
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :142
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :139
+        # :141
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :141
+            self.gate_gemm(step.hidden, at.gate)  # :143
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :139
-        self.o_proj(at.gated, out=step.out)  # :139
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :141
+        self.o_proj(at.gated, out=step.out)  # :141
 
     def _apart_late(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 7 (q 1) on sm_90a.
@@ -280,28 +280,28 @@ class DsaTpModesLayer(Layer):
         gates                                                   gate_gemm ..../
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:143
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:145
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :143
+        )  # :145
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :143
+        )  # :145
         side.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :143
+        )  # :145
         gates.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :144
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :146
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :143
+        # :145
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :145
+            self.gate_gemm(step.hidden, at.gate)  # :147
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :143
-        self.o_proj(at.gated, out=step.out)  # :143
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :145
+        self.o_proj(at.gated, out=step.out)  # :145
 
     def _apart_fork(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 8 (q 1) on sm_90a.
@@ -311,30 +311,30 @@ class DsaTpModesLayer(Layer):
         gates                                                           gate_gemm ................/
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:147
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:149
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :147
-        self.index_gemm(at.q_c, at.index_q)  # :147
+        self.query_norm(at.q_a, at.q_c)  # :149
+        self.index_gemm(at.q_c, at.index_q)  # :149
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :147
+        )  # :149
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :147
+        )  # :149
         gates.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :147
+        )  # :149
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :149
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :151
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :147
+        # :149
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :150
+            self.gate_gemm(step.hidden, at.gate)  # :152
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :148
-        self.o_proj(at.gated, out=step.out)  # :148
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :150
+        self.o_proj(at.gated, out=step.out)  # :150
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 32 (q 4) on sm_90a.
@@ -343,26 +343,26 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:119
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:121
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :119
-        self.index_gemm(at.q_c, at.index_q)  # :119
+        self.query_norm(at.q_a, at.q_c)  # :121
+        self.index_gemm(at.q_c, at.index_q)  # :121
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :119
+        )  # :121
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :119
+        )  # :121
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :119
+        )  # :121
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :120
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :119
+        # :121
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :119
-        self.o_proj(at.gated, out=step.out)  # :119
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
+        self.o_proj(at.gated, out=step.out)  # :121
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8 (q 1) and 4, 8 (q 4) on sm_100a.
@@ -371,27 +371,27 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:119
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:121
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :119
-        self.index_gemm(at.q_c, at.index_q)  # :119
+        self.query_norm(at.q_a, at.q_c)  # :121
+        self.index_gemm(at.q_c, at.index_q)  # :121
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :119
+        )  # :121
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :119
+        )  # :121
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :119
+        )  # :121
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :120
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :119 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :119
-        self.o_proj(at.gated, out=step.out)  # :119
+        )  # :121 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
+        self.o_proj(at.gated, out=step.out)  # :121
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -400,27 +400,27 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:119
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:121
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :119
-        self.index_gemm(at.q_c, at.index_q)  # :119
+        self.query_norm(at.q_a, at.q_c)  # :121
+        self.index_gemm(at.q_c, at.index_q)  # :121
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :119
+        )  # :121
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :119
+        )  # :121
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :119
+        )  # :121
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :120
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :119 plain: reads `valid` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :119
-        self.o_proj(at.gated, out=step.out)  # :119
+        )  # :121 plain: reads `valid` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
+        self.o_proj(at.gated, out=step.out)  # :121
 
     def _fork_split_sparse_decode_mla_value(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -429,27 +429,27 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:122
-        self.query_norm(at.q_a, at.q_c)  # :122
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:124
+        self.query_norm(at.q_a, at.q_c)  # :124
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :122
+        self.index_gemm(at.q_c, at.index_q)  # :124
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :122
+        )  # :124
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :122
+        )  # :124
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :122
+        )  # :124
         with self.on(side):
-            # :123
+            # :125
             self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :122
+        # :124
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :122
-        self.o_proj(at.gated, out=step.out)  # :122
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :124
+        self.o_proj(at.gated, out=step.out)  # :124
 
     def _fork_split_trtllm_gen_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -458,26 +458,26 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:122
-        self.query_norm(at.q_a, at.q_c)  # :122
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:124
+        self.query_norm(at.q_a, at.q_c)  # :124
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :122
+        self.index_gemm(at.q_c, at.index_q)  # :124
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :122
+        )  # :124
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :122
+        )  # :124
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :122
+        )  # :124
         with self.on(side):
-            # :123
+            # :125
             self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :122 plain: reads `valid` before its wait
-        self.value_bmm(at.latent, at.values, pdl=False)  # :122 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :122
-        self.o_proj(at.gated, out=step.out)  # :122
+        )  # :124 plain: reads `valid` before its wait
+        self.value_bmm(at.latent, at.values, pdl=False)  # :124 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :124
+        self.o_proj(at.gated, out=step.out)  # :124
