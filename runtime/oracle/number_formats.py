@@ -66,7 +66,7 @@ def decode_e4m3(byte: torch.Tensor) -> torch.Tensor:
 def _e4m3_edges() -> torch.Tensor:
     """The largest value that rounds to each magnitude but the last, by code.
 
-    It is the middle of two neighbours; a tie goes to the even code, so ahead of an odd one's middle.
+    It is the middle of two neighbours where a tie goes down, to an even code, or right ahead of it.
     """
     magnitudes = E4M3_VALUES[:E4M3_NAN]
     middle = (magnitudes[:-1] + magnitudes[1:]) / 2
