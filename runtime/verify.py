@@ -277,18 +277,20 @@ def _run_suite(layer_class: type[Layer], case: Case, options: argparse.Namespace
     if cuda and (reason := _cannot_run(layer_class, case)):
         print(f"error: {reason}", file=sys.stderr)
         return ENVIRONMENT
+    folder = Path(options.folder)
     report = verify_all(
         layer_class,
-        Path(options.folder),
+        folder,
         case.arch,
         case.backend,
         lambda line: print(f"{line} ...", file=sys.stderr),
         again=options.again,
         layers=not options.launches,
+        launched=lambda so_far: write_evidence(so_far, folder, options.out),
     )
     print(suite_as_json(report) if options.format == "json" else suite_as_text(report))
     if case.backend == "cuda":
-        path = write_evidence(report, Path(options.folder), options.out)
+        path = write_evidence(report, folder, options.out)
         print(f"evidence: {path}", file=sys.stderr)
     return FINE if report.ok else FINDINGS
 

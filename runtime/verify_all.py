@@ -81,12 +81,14 @@ def verify_all(
     *,
     again: bool,
     layers: bool = True,
+    launched: Callable[[FullReport], object] = lambda report: None,
 ) -> FullReport:
     """Launches (on a GPU), cases and modes of a layer; `said` is told what comes next.
 
     A launch of a kernel that stands with the same bytes in a folder beside this one, and has a
     record there, is not run again, unless `again` says so.  Without `layers` launches alone are
-    run, those of a layer that lacks kernels too.
+    run, those of a layer that lacks kernels too.  `launched` gets the report once all launches of
+    a GPU are judged: whole layers take minutes, and what ends them should not take the records.
     """
     report = FullReport(layer_class, arch, backend)
     if backend == "cuda":
@@ -100,6 +102,7 @@ def verify_all(
         report.skipped = frozenset(check.skipped)
         report.records, report.launch_failures = check.records, check.failures
         report.without_case = tuple(sorted(check.without_case))
+        launched(report)
     if not layers:
         return report
     for named in suite(layer_class, arch, backend):

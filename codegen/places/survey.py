@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from kpipe.codegen.diagnostics import Diagnostic, Span, SpecError
 from kpipe.codegen.places.layout import Layout, Place, groups, places
-from kpipe.codegen.plan.build import plan_mode
+from kpipe.codegen.plan.build import mode_table, plan_mode
 from kpipe.codegen.plan.cost import layer_time
 from kpipe.codegen.plan.model import MAIN, Fork, Item, Join, Launch, PipelinePlan, StepPlan
 from kpipe.codegen.plan.modes import Mode, Word, ancestors, mode_of
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.plan.resolve import Resolved
+from kpipe.codegen.plan.tables import Table
 from kpipe.codegen.proof.mailboxes import mailbox_findings
 from kpipe.codegen.repair.moves import Words
 from kpipe.codegen.repair.trial import proved_outcome
@@ -92,12 +93,13 @@ def survey(resolved: Resolved, steps: Sequence[StepPlan], ops: Sequence[str], ti
     present = tuple(word for word in mode.ops if word in ops)
     added = not present
     wanted = list(_wanted(layout, present or tuple(ops)))
-    base = _tried(resolved, mode, Place(layout, present, "as it is"), steps)
+    table = mode_table(resolved, Report(resolved.source))  # read once, not for every place
+    base = _tried(resolved, table, mode, Place(layout, present, "as it is"), steps)
     if base.found:
         raise SpecError(base.found)
     found = []
     for number, place in enumerate(wanted, 1):
-        found.append(_tried(resolved, mode, place, steps))
+        found.append(_tried(resolved, table, mode, place, steps))
         tick(number, len(wanted))
     return Survey(
         mode.name,
@@ -152,14 +154,16 @@ def _wanted(layout: Layout, ops: tuple[str, ...]) -> Iterator[Place]:
                 yield place
 
 
-def _tried(resolved: Resolved, mode: Mode, place: Place, steps: Sequence[StepPlan]) -> _Tried:
+def _tried(
+    resolved: Resolved, table: Table, mode: Mode, place: Place, steps: Sequence[StepPlan]
+) -> _Tried:
     """Plan and prove the mode with this layout; nothing is written."""
     report = Report(resolved.source)
     try:
         moved = laid_out(resolved, mode, place.layout, report)
         report.stop_on_errors()
         at = [(step.arch, step.q, step.rows) for step in steps]
-        pipeline = plan_mode(resolved, moved, at, report)
+        pipeline = plan_mode(resolved, moved, at, report, table)
         outcome = proved_outcome(pipeline, pipeline.plans)
     except SpecError as error:
         return _Tried(place, error.diagnostics)

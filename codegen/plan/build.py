@@ -32,7 +32,7 @@ def build_plan(resolved: Resolved, report: Report, only: str = "") -> PipelinePl
     With `only` every step takes that mode, whatever the table says, or none where the mode is not
     legal: a mode that no step selects is looked at this way.
     """
-    table = _mode_table(resolved, report)
+    table = mode_table(resolved, report)
     report.stop_on_errors()
     plans: list[StepPlan] = []
     fallbacks: dict[tuple[str, str, str], None] = {}
@@ -53,7 +53,7 @@ def build_mode(resolved: Resolved, mode: str) -> PipelinePlan | None:
     A mode that no step selects need not be complete for all rows: an op that a variant chooses
     there may lack what it reads.  None where no step can take it.
     """
-    table = _mode_table(resolved, Report(resolved.source))
+    table = mode_table(resolved, Report(resolved.source))
     plans: list[StepPlan] = []
     if not illegal(resolved, mode):
         for arch, q, rows in declared_steps(resolved):
@@ -65,15 +65,19 @@ def build_mode(resolved: Resolved, mode: str) -> PipelinePlan | None:
 
 
 def plan_mode(
-    resolved: Resolved, mode: Mode, places: Sequence[tuple[str, int, int]], report: Report
+    resolved: Resolved,
+    mode: Mode,
+    places: Sequence[tuple[str, int, int]],
+    report: Report,
+    table: Table | None = None,
 ) -> PipelinePlan:
     """The plan of one mode, which need not be in the spec, for steps given as arch, q, rows.
 
-    The table says nothing but that these steps are declared.  Raises SpecError with every error
-    found.
+    The table, the spec's own where none is given, says nothing but that these steps are declared.
+    Raises SpecError with every error found.
     """
     resolved = replace(resolved, modes={**resolved.modes, mode.name: mode})
-    table = _mode_table(resolved, report)
+    table = table or mode_table(resolved, report)
     known: dict[tuple[object, ...], StepPlan] = {}
     plans = []
     for place in places:
@@ -112,7 +116,7 @@ def _mode_at(
     return _legal_mode(resolved, cell, fallbacks, report)
 
 
-def _mode_table(resolved: Resolved, report: Report) -> Table:
+def mode_table(resolved: Resolved, report: Report) -> Table:
     """The table that holds here; the other one is checked as well."""
     overlap = resolved.spec.overlap
     table = _modes_by_rows(resolved, "table", report)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -113,7 +114,7 @@ def remember(pipeline: PipelinePlan, steps: dict[tuple, StepPlan]) -> None:
         [[getattr(pdl, name) for name in _PDL] for pdl in _pdls(steps[method.plan.identity])]
         for method in pipeline.methods
     ]
-    draft = place.with_suffix(".new")
+    draft = place.with_suffix(f".{os.getpid()}")  # another run may keep the same at the same time
     draft.write_text(json.dumps(lists))
     draft.replace(place)
 

@@ -63,16 +63,29 @@ def decode_e4m3(byte: torch.Tensor) -> torch.Tensor:
     return E4M3_VALUES[byte.long()]
 
 
+def _e4m3_edges() -> torch.Tensor:
+    """The largest value that rounds to each magnitude but the last, by code.
+
+    It is the middle of two neighbours where a tie goes down, to an even code, or right ahead of it.
+    """
+    magnitudes = E4M3_VALUES[:E4M3_NAN]
+    middle = (magnitudes[:-1] + magnitudes[1:]) / 2
+    odd = torch.arange(len(middle)) % 2 == 1
+    return torch.where(odd, torch.nextafter(middle, torch.zeros(())), middle)
+
+
+_E4M3_EDGES = _e4m3_edges()
+
+
 def encode_e4m3(value: torch.Tensor) -> torch.Tensor:
     """Byte of each value after `round_e4m3`: uint8, NaN as 0x7F, never 0xFF.
 
-    A magnitude of n units 2 ** (e - 3), n in 8..15 or any n at e = -6, has the code 8 (e + 6) + n.
+    Codes of magnitudes ascend with them, so the code is the number of edges below the magnitude.
     """
     value = value.double()
-    count, unit = _quanta(value.clamp(-E4M3_MAX, E4M3_MAX), 3, -6)
-    code = torch.where(count == 0, 0.0, (unit + 9) * 8 + count.abs())
-    code = code + 128 * torch.signbit(value)
-    return torch.where(value.isnan(), E4M3_NAN, code).to(torch.uint8)
+    code = torch.bucketize(value.abs(), _E4M3_EDGES, out_int32=True).to(torch.uint8)
+    code |= torch.signbit(value).to(torch.uint8) << 7
+    return code.masked_fill_(value.isnan(), E4M3_NAN)
 
 
 def power_of_two_at_least(value: torch.Tensor) -> torch.Tensor:

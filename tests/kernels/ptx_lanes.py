@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -46,27 +47,41 @@ def _mma(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
     """m16n8k16: rows g and g + 8 of A and C, columns 2t and on, for lane 4g + t."""
     assert doing.all() and "m16n8k16" in instruction.op, instruction.text
     dtype = torch.float16 if "f16" in instruction.op else torch.bfloat16
-    target, a_words, b_words, c_words = (names_of(o) for o in instruction.operands)
+    target, *given = (names_of(operand) for operand in instruction.operands)
+    words = torch.stack([warp.read(name, "b64") for names in given for name in names])
+    pairs = words.view(dtype)  # four halves a word, of which the lower two count
+    a, b = pairs[:4].take(_A_PLACES).double(), pairs[4:6].take(_B_PLACES).double()
+    c = words[6:].view(torch.float32).take(_C_PLACES).double()
+    result = (c + a @ b.T).float().take(_RESULT_PLACES)
+    for name, values in zip(target, result, strict=True):
+        warp.write(name, values, doing)
+
+
+def _places_of_mma() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Where the elements of A, B and C are in the words of all lanes, and the words in C."""
+    a, b = torch.zeros(16, 16, dtype=torch.int64), torch.zeros(8, 16, dtype=torch.int64)
+    c, result = torch.zeros(16, 8, dtype=torch.int64), torch.zeros(4, LANES, dtype=torch.int64)
     lanes = torch.arange(LANES)
     group, column = lanes // 4, lanes % 4 * 2
-    a, b, c = (torch.zeros(shape).double() for shape in ((16, 16), (8, 16), (16, 8)))
-    for number, name in enumerate(a_words):
-        for half, values in enumerate(halves(warp.read(name, "u32"), dtype)):
-            a[group + number % 2 * 8, column + number // 2 * 8 + half] = values.double()
-    for number, name in enumerate(b_words):
-        for half, values in enumerate(halves(warp.read(name, "u32"), dtype)):
-            b[group, column + number * 8 + half] = values.double()
-    for number, name in enumerate(c_words):
-        c[group + number // 2 * 8, column + number % 2] = warp.read(name, "f32").double()
-    result = (c + a @ b.T).float()
-    for number, name in enumerate(target):
-        warp.write(name, result[group + number // 2 * 8, column + number % 2], doing)
+    for word in range(4):
+        for half in range(2):
+            place = (word * LANES + lanes) * 4 + half
+            a[group + word % 2 * 8, column + word // 2 * 8 + half] = place
+            if word < 2:
+                b[group, column + word * 8 + half] = place
+        row, behind = group + word // 2 * 8, column + word % 2
+        c[row, behind] = (word * LANES + lanes) * 2
+        result[word] = row * 8 + behind
+    return a, b, c, result
+
+
+_A_PLACES, _B_PLACES, _C_PLACES, _RESULT_PLACES = _places_of_mma()
 
 
 def halves(word: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """The lower and the upper value of words of two."""
-    bits = torch.stack([word & 0xFFFF, word >> 16 & 0xFFFF]).to(torch.int32).to(torch.int16)
-    return list(bits.view(dtype))
+    lower, upper, *_ = word.contiguous().view(dtype).view(LANES, 4).unbind(1)
+    return [lower, upper]
 
 
 def _load_matrices(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
@@ -75,12 +90,9 @@ def _load_matrices(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
     addresses = warp.addresses(instruction.operands[1])
     lanes = torch.arange(LANES)
     for matrix, name in enumerate(names_of(instruction.operands[0])):
-        rows = []
-        for row in range(8):
-            start = warp.cta.offset(addresses[8 * matrix + row], 16)
-            rows.append(torch.tensor(list(warp.cta.shared.raw[start : start + 16])).view(8, 2))
-        values = torch.stack(rows)
-        values = values[..., 0] | values[..., 1] << 8  # (row, element)
+        starts = [warp.cta.offset(at, 16) for at in addresses[8 * matrix : 8 * matrix + 8]]
+        rows = b"".join(warp.cta.shared[start : start + 16] for start in starts)
+        values = torch.tensor(struct.unpack("<64H", rows)).view(8, 8)  # (row, element)
         low, high = values[2 * (lanes % 4), lanes // 4], values[2 * (lanes % 4) + 1, lanes // 4]
         warp.write(name, low | high << 16, doing)
 

@@ -11,6 +11,7 @@ import ctypes
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 
 import ptx_cluster
@@ -19,7 +20,7 @@ import ptx_memory
 import ptx_ops
 import torch
 from ptx_cluster import LANES, Barrier, Mail
-from ptx_program import Instruction, Program, parse
+from ptx_program import Instruction, Program, bits_of, parse
 from torch import Tensor
 
 __all__ = ["Launch", "OutOfMemory", "packed", "parse", "run"]
@@ -149,6 +150,13 @@ class _Cta:
         return start
 
 
+@cache
+def _constant(operand: str) -> Tensor:
+    """A number of the text in every lane: int64, of FP32 its bits. Nobody writes into it."""
+    value = int(operand[2:], 16) if operand[:2] in ("0f", "0F") else int(operand, 0)
+    return torch.full((LANES,), value)
+
+
 class _Warp:
     """`together` is the place of all lanes, -1 where they have gone apart; `places` holds then."""
 
@@ -244,21 +252,23 @@ class _Warp:
 
     def read(self, operand: str, kind: str) -> Tensor:
         """An operand of that type, a lane an element: FP32, bool, or int64 of its low bits."""
-        size = 1 if kind == "pred" else int(kind.lstrip("bfsu"))
-        negated, operand = operand.startswith("!"), operand.removeprefix("!")
-        if operand in self.registers:
-            held = self.registers[operand]
-        else:
-            value = int(operand[2:], 16) if operand[:2] in ("0f", "0F") else int(operand, 0)
-            held = torch.full((LANES,), value)
         if kind == "pred":
-            return ~held.bool() if negated else held.bool()
+            held = self._held(operand.removeprefix("!")).bool()
+            return ~held if operand[0] == "!" else held
+        held = self._held(operand)
+        size = bits_of(kind)
         if size == 64:
             return held
-        signed = held << (64 - size) >> (64 - size)
         if kind == "f32":
-            return signed.int().view(torch.float32)
-        return signed if kind[0] == "s" else held & ((1 << size) - 1)
+            return held.view(torch.float32)[::2]  # the lower words
+        if kind[0] == "s":
+            return held << (64 - size) >> (64 - size)
+        return held & ((1 << size) - 1)
+
+    def _held(self, operand: str) -> Tensor:
+        """What a register holds, or a constant."""
+        held = self.registers.get(operand)
+        return _constant(operand) if held is None else held
 
     def write(self, operand: str, value: Tensor, doing: Tensor) -> None:
         """A register takes the value in the lanes that do something."""

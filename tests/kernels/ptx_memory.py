@@ -50,12 +50,12 @@ def _load(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
         (value,) = struct.unpack_from(form, data, int(offset or 0))
         warp.write(names[0], torch.full((LANES,), value), doing)
         return
-    values = torch.zeros(LANES, len(names), dtype=torch.int64)
+    values = [[0] * len(names)] * LANES
     size = struct.calcsize(form)
     for lane, buffer, start in _places(warp, instruction, instruction.operands[1], size, doing):
-        values[lane] = torch.tensor(struct.unpack_from(form, buffer, start))
-    for number, name in enumerate(names):
-        warp.write(name, values[:, number], doing)
+        values[lane] = struct.unpack_from(form, buffer, start)
+    for name, column in zip(names, torch.tensor(values).T.contiguous(), strict=True):
+        warp.write(name, column, doing)
 
 
 def _store(warp: Warp, instruction: Instruction, doing: Tensor) -> None:

@@ -130,6 +130,33 @@ def test_modes_that_cannot_run_are_told_beside_what_was_found(
     assert lines[-1].startswith("FAILED: the modes of 1 cases with ")
 
 
+def test_records_of_launches_outlive_layers_that_never_end(
+    modes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Judged:
+        def __init__(self, *words: object) -> None:
+            self.records, self.failures = [{"kernel": "rms_norm"}], ["one"]
+            self.skipped, self.without_case = {"known"}, {"unknown"}
+
+        def run(self, said: object) -> None:
+            pass
+
+    def cut_off(*words: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kpipe.runtime.launch_check.LaunchCheck", Judged)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(verify_all, "suite", cut_off)
+    handed: list[verify_all.FullReport] = []
+    with pytest.raises(KeyboardInterrupt):
+        verify_all.verify_all(
+            load_layer(modes), modes, "sm_90a", "cuda", str, again=True, launched=handed.append
+        )
+    (report,) = handed
+    assert report.records == [{"kernel": "rms_norm"}] and report.launch_failures == ["one"]
+    assert report.skipped == {"known"} and report.without_case == ("unknown",)
+
+
 def test_the_gpu_suite_is_captured_and_reaches_beyond_4_gib(modes: Path) -> None:
     layer = load_layer(modes)
     cases = {named.name: named.case for named in suite(layer, "sm_90a", "cuda")}

@@ -226,8 +226,8 @@ def test_table_of_another_file_is_overridden_in_this_one(
     child, base = tmp_path / "child.yaml", spec.read_text()
     child.write_text(f"extends: base.yaml\nname: child\n{own}")
     before = table(child)
-    wins = {"mode q1 rows 2": ("fork", FASTER), "mode q4 rows 8": ("fork_query", FASTER)}
-    record(Path("results.json"), document(child, tiles=1), wins)
+    wins = {"mode q1 rows 2": ("fork", FASTER), "mode q1 rows 8": ("fork_query", FASTER)}
+    record(Path("results.json"), document(child, tiles=1, queries=(1,)), wins)
     words = ["tune", "apply", "child.yaml", "results.json"]
     assert CliRunner().invoke(main, words).exit_code == 0
     assert spec.read_text() == base and child.read_text().startswith("extends: base.yaml\n")
@@ -237,7 +237,7 @@ def test_table_of_another_file_is_overridden_in_this_one(
     assert changed == {
         ("sm_90a", 1, 1): "fork",
         ("sm_90a", 1, 2): "fork",
-        ("sm_90a", 4, 8): "fork_query",
+        ("sm_90a", 1, 8): "fork_query",
     }
     text = child.read_text()
     assert CliRunner().invoke(main, words).exit_code == 0 and child.read_text() == text
@@ -247,7 +247,7 @@ def test_stage_of_another_file_is_not_touched(spec: Path, tmp_path: Path) -> Non
     child = tmp_path / "child.yaml"
     child.write_text("extends: base.yaml\nname: child\n")
     wins = {"o_proj q1 rows 8": ("tile_n 56, tokens 8", FASTER)}
-    record(Path("results.json"), document(child), wins)
+    record(Path("results.json"), document(child, rows=(8,), queries=(1,), modes=1), wins)
     result = CliRunner().invoke(main, ["tune", "apply", "child.yaml", "results.json"])
     assert result.exit_code == 1
     assert "`stages.o_proj` stands in `base.yaml`, which `child.yaml` extends" in result.stderr
