@@ -25,7 +25,7 @@ import cutlass
 from cutlass import BFloat16, Float32, cute
 from cutlass.memory import SmemAllocator
 
-from kpipe.runtime.device import barrier, cluster, copy_async, inbox, memory, mma, pdl, reduce
+from kpipe.runtime.device import barrier, bulk, cluster, copy_async, inbox, memory, mma, pdl, reduce
 from kpipe.runtime.device.head_query import HeadQuery
 from kpipe.runtime.device.latent_cache import LatentRow
 from kpipe.runtime.device.rms import RmsNorm
