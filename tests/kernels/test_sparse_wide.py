@@ -89,7 +89,10 @@ def test_operands_follow_the_contract(forms, form):
     narrow = CONTRACTS["sparse_decode"].operands
     cache, *others = contract.operands
     # It reads rows by plain loads, the other core by bulk copies.
-    assert (cache, others) == (replace(narrow[0], path=contract_terms.Path.GENERIC), list(narrow[1:]))
+    assert (cache, others) == (
+        replace(narrow[0], path=contract_terms.Path.GENERIC),
+        list(narrow[1:]),
+    )
 
 
 def test_release_may_be_held(forms):
