@@ -12,6 +12,7 @@ from .contract import (
     Kind,
     Limits,
     Operand,
+    Path,
     Phase,
     Release,
     Scratch,
@@ -47,10 +48,12 @@ def _core_operands(
     pushes: bool = False,
     heads: str = "heads",
     rows: TypePair = ROW_LIST,
+    path: Path = Path.GENERIC,
 ) -> tuple[Operand, ...]:
     """Every sparse core binds the same operands; libraries touch some of them early.
 
-    `lse_base` and `empty_row` are the contract's; `rows` is the list of keys that it can read.
+    `lse_base` and `empty_row` are the contract's; `rows` is the list of keys that it can read, and
+    `path` the way that it reads them.
     """
     empty = _EMPTY_ROWS[empty_row]
     latent = ValueType(placement=Placement.HEAD_SHARDED, empty=empty)
@@ -89,7 +92,7 @@ def _core_operands(
         ),
     )
     return (
-        cache("latent_kv", Access.READ),
+        cache("latent_kv", Access.READ, path=path),
         reads("selected", "rows, top_k", "i32", early="selected" in early, type=rows),
         reads(
             "valid",
@@ -124,7 +127,7 @@ SPARSE_DECODE = Contract(
     doc="FP8 rows gathered by physical index, split over the selected keys among the CTAs of a "
     "cluster and merged in their shared memory; head tiles of 16, so that 12 heads pay for 16 and "
     "not for 64.",
-    operands=_core_operands("2", "zero, -inf"),
+    operands=_core_operands("2", "zero, -inf", path=Path.ASYNC),
     kernel="sparse_decode",
     flags=_DCP,
     constants=_CONSTANTS,

@@ -18,8 +18,15 @@ _COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 _ARGUMENTS = "[$0], [$1], $2, [$3]"
 
 
+@dsl_user_op
 def copy_run(
-    source: cute.Tensor, target: cute.Tensor, barrier: cute.Pointer, once: bool = False
+    source: cute.Tensor,
+    target: cute.Tensor,
+    barrier: cute.Pointer,
+    once: bool = False,
+    *,
+    loc=None,
+    ip=None,
 ) -> None:
     """Copies one contiguous run of device memory and reports its bytes to `barrier`.
 
@@ -28,22 +35,7 @@ def copy_run(
     thread calls it; the bytes must have been announced with `expect`.
     """
     size = cute.size(target) * target.element_type.width // 8
-    copy_bytes(source.iterator, target.iterator, size, barrier, once)
-
-
-@dsl_user_op
-def copy_bytes(
-    source: cute.Pointer,
-    target: cute.Pointer,
-    size: int,
-    barrier: cute.Pointer,
-    once: bool = False,
-    *,
-    loc=None,
-    ip=None,
-) -> None:
-    """`copy_run` of `size` bytes between two places."""
-    places = (target.toint(), source.toint(), Int32(size), barrier.toint())
+    places = (target.iterator.toint(), source.iterator.toint(), Int32(size), barrier.toint())
     operands = [place.ir_value(loc=loc, ip=ip) for place in places]
     text, constraints = f"{_COPY} {_ARGUMENTS};", "r,l,r,r"
     if once:

@@ -99,10 +99,8 @@ class Gather:
             barrier.expect(ready, self.share * self.row_bytes)
         cute.arch.sync_warp()
         if lane // self.share == member:
-            bulk.copy_bytes(
-                cache + Int64(index) * self.row_bytes,
-                slots.keys[slot, warp * self.share + lane % self.share, None].iterator,
-                self.row_bytes,
-                ready,
-                once=True,
-            )
+            source = cache + Int64(index) * self.row_bytes
+            target = slots.keys[slot, warp * self.share + lane % self.share, None].iterator
+            row = cute.make_layout(self.row_bytes)
+            source, target = cute.make_tensor(source, row), cute.make_tensor(target, row)
+            bulk.copy_run(source, target, ready, once=True)

@@ -17,8 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kpipe.runtime.host.carveout import carved
-
 DTYPES = {
     "bf16": ("BFloat16", 2),
     "fp32": ("Float32", 4),
@@ -175,8 +173,7 @@ def _compile(kernel: Any, key: KernelKey, keep_ptx: bool) -> Callable[..., None]
     with tempfile.TemporaryDirectory(prefix="kpipe-") as folder:
         if keep_ptx:
             options += f" --keep-ptx --dump-dir={folder}"
-        with carved():
-            return cute.compile(kernel, *_fake_tensors(key.operands), stream, options=options)
+        return cute.compile(kernel, *_fake_tensors(key.operands), stream, options=options)
 
 
 def _fake_tensors(operands: Sequence[TensorSpec | None]) -> list[Any]:

@@ -214,13 +214,14 @@ def test_few_rows_are_normed_by_all_warps(modules):
     assert meetings[True] == meetings[False] + 1  # between the sums of runs and their use
 
 
-@pytest.mark.parametrize("name", ["index_front", "dsa_index"])
+@pytest.mark.parametrize("name", ["index_front", "dsa_index", *QUERIES])
 @pytest.mark.parametrize("release", [True, False])
-def test_keys_are_fenced_ahead_of_the_release(dsa_index, modules, name, release):
-    """The scorer reads them by bulk copies; held, the end of the kernel does it."""
-    module = modules["fp8_tensor", name] if name == "index_front" else dsa_index
+def test_rows_are_fenced_ahead_of_the_release(dsa_index, modules, name, release):
+    """Scorer and core read them by bulk copies; held, the end of the kernel does it."""
+    module = dsa_index if name == "dsa_index" else modules["fp8_tensor", name]
     lines = [line.strip() for line in build(module, name, "sm_90a", release=release).splitlines()]
-    cache = names_of(module.operands()).index("index_kv")
+    names = names_of(module.operands())
+    cache = names.index("latent_kv" if name in QUERIES else "index_kv")
     fences = [n for n, line in enumerate(lines) if line.startswith("fence.proxy.async.global")]
     releases = [n for n, line in enumerate(lines) if "launch_dependents" in line]
     assert len(fences) == len(releases) == release

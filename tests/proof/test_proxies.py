@@ -153,7 +153,13 @@ def test_what_reads_by_tma() -> None:
     """Our kernels that copy in bulk; of the libraries' cores nothing is known (docs/proof.md)."""
     paths = {(c.name, o.name, o.path) for c in CONTRACTS.values() for o in c.operands}
     assert {(op, operand) for op, operand, path in paths if path is words.Path.ASYNC} == {
-        ("index_scores", "index_kv")
+        ("index_scores", "index_kv"),
+        ("sparse_decode", "latent_kv"),
     }
     fences = {(c.name, name) for c in CONTRACTS.values() for name in c.proxy_fence}
-    assert fences == {("index_front", "index_kv"), ("dsa_index", "index_kv")}
+    assert fences == {
+        ("index_front", "index_kv"),
+        ("dsa_index", "index_kv"),
+        ("mla_query", "latent_kv"),
+        ("mla_query_split", "latent_kv"),
+    }

@@ -13,7 +13,8 @@ Grid     a cluster a head and `tokens` rows. Its CTAs share the rows of Q_B and 
          W_UK; every one of them norms all rows. Last warp: the cache, one row a CTA.
 Loads    Q_B straight into the fragments of the tensor cores, W_UK and the rows through shared
          memory; nope values from CTA to CTA.
-Wait     weights are requested before it, the rest behind it. Released right behind the wait.
+Wait     weights are requested before it, the rest behind it. The last warp releases, once it has
+         stored its rows and fenced them for bulk copies.
 Rounding to BF16: q_c, Q_B, W_UK, the normed latent; to E4M3 (nearest even, saturating): the rest.
 """
 
@@ -86,7 +87,7 @@ def operands(writes_q_c: bool = False) -> tuple[TensorSpec | None, ...]:
 class MlaQuery:
     """Query rows of all heads, cache rows of all slots >= 0, and q_c where somebody reads it.
 
-    release:    let the dependent grid start right behind the wait (not where it reads early what
+    release:    let the dependent grid start behind the inserted rows (not where it reads early what
                 this kernel writes).
     pdl:        launch with the attribute that lets this grid start before its predecessor ends.
     writes_q_c: also store the normed rows.
@@ -167,11 +168,6 @@ class MlaQuery:
     def _tiles(self) -> RowTiles:
         return RowTiles(NORM, PRODUCT, self.tokens)
 
-    def _wait(self):
-        pdl.wait()
-        if self.release:
-            pdl.release()
-
     def _meet(self):
         """Barrier of the warps that work on the query."""
         cute.arch.barrier(barrier_id=QUERY_BARRIER, number_of_threads=HEAD.threads)
@@ -216,7 +212,7 @@ class MlaQuery:
         output = (head * CLUSTER + part) * PRODUCT.outputs
         weights = PRODUCT.load_weights(q_b, output, warp, lane)
         cluster.start()
-        self._wait()
+        pdl.wait()
 
         self._tiles.request(source, self._tiles.stage(rows_here, 0), first, warp, lane)
         count = cute.ceil_div(rows, mma.TILE_M)
@@ -263,7 +259,7 @@ class MlaQuery:
         cluster.start()
         first = chunk * self.tokens
         last = cutlass.min(first + self.tokens, kv_a.shape[0])
-        self._wait()
+        pdl.wait()
         for row in cutlass.range(first + head * CLUSTER + part, last, HEADS * CLUSTER, unroll=1):
             x = CACHE_ROW.load(kv_a[row, None], lane)
             pe = cute.domain_offset((KV_LORA,), kv_a[row, None])
@@ -272,3 +268,8 @@ class MlaQuery:
             if slot >= 0:
                 token = latent_kv[slot // PAGE, slot % PAGE, None]
                 CACHE_ROW.store_fp8_tensor(latent, pe, scale, token, lane)
+        if cutlass.const_expr(self.release):
+            # Behind the rows: the core reads them by bulk copies.
+            bulk.fence_stores()
+            cute.arch.sync_warp()
+            pdl.release()
