@@ -3,8 +3,7 @@
 Generated from pipelines/dsa_tp.yaml; do not edit. Schedule proved.
 
     arch     q  rows         method
-    sm_90a   1  1            _apart_front
-    sm_90a   1  2-4          _apart_index
+    sm_90a   1  1-4          _apart_index
     sm_90a   1  5-8, 16, 32  _apart_fork
     sm_90a   1  64           _fork_split_sparse_decode_mla_value
     sm_90a   4  4, 8         _apart_index
@@ -46,7 +45,7 @@ class DsaTpLayer(Layer):
     STREAMS = {"side": 0, "gates": 0}
     TABLE = {
         ("sm_90a", 1): {
-            1: "_apart_front",
+            1: "_apart_index",
             2: "_apart_index",
             3: "_apart_index",
             4: "_apart_index",
@@ -87,67 +86,36 @@ class DsaTpLayer(Layer):
         },
     }
 
-    def _apart_front(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 1 (q 1) on sm_90a.
-
-        main   packed_gemm index_front index_scores topk_select sparse_decode mla_value o_proj
-        side               mla_query .........................../
-        gates                                                   gate_gemm ..../
-        """
-        main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:141
-        side.wait_stream(main)
-        self.index_front(
-            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :141
-        self.index_scores(
-            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :141
-        self.topk_select(
-            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :141
-        gates.wait_stream(main)
-        with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :142
-        main.wait_stream(side)  # sparse_decode needs what side made
-        # :141
-        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :143
-        main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :141
-        self.o_proj(at.gated, out=step.out)  # :141
-
     def _apart_index(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 2-4 (q 1) and 4, 8 (q 4) on sm_90a.
+        """Rows 1-4 (q 1) and 4, 8 (q 4) on sm_90a.
 
         main   packed_gemm index_front index_scores topk_select sparse_decode mla_value o_proj
         side               mla_query .........................../
         gates                          gate_gemm ............................./
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:163
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:165
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :163
+        )  # :165
         gates.wait_stream(main)
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :163
+        )  # :165
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :163
+        )  # :165
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :164
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :166
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :163
+        # :165
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :165
+            self.gate_gemm(step.hidden, at.gate)  # :167
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :163
-        self.o_proj(at.gated, out=step.out)  # :163
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :165
+        self.o_proj(at.gated, out=step.out)  # :165
 
     def _apart_fork(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8, 16, 32 (q 1) and 16, 32 (q 4) on sm_90a.
@@ -157,30 +125,30 @@ class DsaTpLayer(Layer):
         gates                                                           gate_gemm ................/
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:149
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:151
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :149
-        self.index_gemm(at.q_c, at.index_q)  # :149
+        self.query_norm(at.q_a, at.q_c)  # :151
+        self.index_gemm(at.q_c, at.index_q)  # :151
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :149
+        )  # :151
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :149
+        )  # :151
         gates.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :149
+        )  # :151
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :151
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :153
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :149
+        # :151
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :152
+            self.gate_gemm(step.hidden, at.gate)  # :154
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :150
-        self.o_proj(at.gated, out=step.out)  # :150
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :152
+        self.o_proj(at.gated, out=step.out)  # :152
 
     def _fork_split_sparse_decode_mla_value(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -189,27 +157,27 @@ class DsaTpLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:124
-        self.query_norm(at.q_a, at.q_c)  # :124
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:126
+        self.query_norm(at.q_a, at.q_c)  # :126
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :124
+        self.index_gemm(at.q_c, at.index_q)  # :126
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :124
+        )  # :126
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :124
+        )  # :126
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :124
+        )  # :126
         with self.on(side):
-            # :125
+            # :127
             self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :124
+        # :126
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :124
-        self.o_proj(at.gated, out=step.out)  # :124
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :126
+        self.o_proj(at.gated, out=step.out)  # :126
 
     def _fork_split_trtllm_gen_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -218,51 +186,51 @@ class DsaTpLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:124
-        self.query_norm(at.q_a, at.q_c)  # :124
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:126
+        self.query_norm(at.q_a, at.q_c)  # :126
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :124
+        self.index_gemm(at.q_c, at.index_q)  # :126
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :124
+        )  # :126
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :124
+        )  # :126
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :124
+        )  # :126
         with self.on(side):
-            # :125
+            # :127
             self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :124 plain: reads `valid` before its wait
-        self.value_bmm(at.latent, at.values, pdl=False)  # :124 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :124
-        self.o_proj(at.gated, out=step.out)  # :124
+        )  # :126 plain: reads `valid` before its wait
+        self.value_bmm(at.latent, at.values, pdl=False)  # :126 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :126
+        self.o_proj(at.gated, out=step.out)  # :126
 
     def _late_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) on sm_100a.
 
         main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:135
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:137
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :135
+        )  # :137
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :135
+        )  # :137
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :135
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :135
+        )  # :137
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :137
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :135 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :135
-        self.o_proj(at.gated, out=step.out)  # :135
+        )  # :137 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :137
+        self.o_proj(at.gated, out=step.out)  # :137
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8 (q 1) and 4, 8 (q 4) on sm_100a.
@@ -271,27 +239,27 @@ class DsaTpLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:121
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:123
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :121
-        self.index_gemm(at.q_c, at.index_q)  # :121
+        self.query_norm(at.q_a, at.q_c)  # :123
+        self.index_gemm(at.q_c, at.index_q)  # :123
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :121
+        )  # :123
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :121
+        )  # :123
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :121
+        )  # :123
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :124
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :121 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
-        self.o_proj(at.gated, out=step.out)  # :121
+        )  # :123 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :123
+        self.o_proj(at.gated, out=step.out)  # :123
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -300,24 +268,24 @@ class DsaTpLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:121
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:123
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :121
-        self.index_gemm(at.q_c, at.index_q)  # :121
+        self.query_norm(at.q_a, at.q_c)  # :123
+        self.index_gemm(at.q_c, at.index_q)  # :123
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :121
+        )  # :123
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :121
+        )  # :123
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :121
+        )  # :123
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :124
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :121 plain: reads `valid` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
-        self.o_proj(at.gated, out=step.out)  # :121
+        )  # :123 plain: reads `valid` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :123
+        self.o_proj(at.gated, out=step.out)  # :123

@@ -100,10 +100,10 @@ class DsaTpModesLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_select sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:119
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:121
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
-        )  # :119
+        )  # :121
         self.index_front(
             at.wk,
             at.wv,
@@ -113,17 +113,17 @@ class DsaTpModesLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-        )  # :119
+        )  # :121
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :119
+        )  # :121
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :119
-        # :119
+        )  # :121
+        # :121
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :119
-        self.o_proj(at.gated, out=step.out)  # :119
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
+        self.o_proj(at.gated, out=step.out)  # :121
 
     def _front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 2 (q 1) on sm_90a.
@@ -132,99 +132,34 @@ class DsaTpModesLayer(Layer):
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:127
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:129
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :127
+        )  # :129
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :127
+        )  # :129
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :127
+        )  # :129
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :128
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :130
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :127
+        # :129
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :127
-        self.o_proj(at.gated, out=step.out)  # :127
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :129
+        self.o_proj(at.gated, out=step.out)  # :129
 
     def _wait(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 3 (q 1) and 4 (q 4) on sm_90a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:130
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:132
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
-        )  # :130
-        self.index_gemm(at.q_c, at.index_q)  # :130
-        self.dsa_index(
-            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :130
-        self.index_scores(
-            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :130
-        self.topk_select(
-            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :130
-        # :130
-        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :130
-        self.o_proj(at.gated, out=step.out)  # :130
-
-    def _late_front_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 4 (q 1) and 8 (q 4) on sm_90a.
-
-        main  packed_gemm index_front index_scores topk_select mla_query sparse_decode mla_value o_proj
-        """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:135
-        self.index_front(
-            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :135
-        self.index_scores(
-            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :135
-        self.topk_select(
-            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :135
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :135
-        # :135
-        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :135
-        self.o_proj(at.gated, out=step.out)  # :135
-
-    def _late_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 1-4 (q 1) on sm_100a.
-
-        main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
-        """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:135
-        self.index_front(
-            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :135
-        self.index_scores(
-            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :135
-        self.topk_select(
-            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :135
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :135
-        self.prims_ts(
-            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :135 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :135
-        self.o_proj(at.gated, out=step.out)  # :135
-
-    def _late(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 5 (q 1) and 16 (q 4) on sm_90a.
-
-        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select mla_query sparse_decode mla_value o_proj
-        """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:132
-        self.query_norm(at.q_a, at.q_c)  # :132
+        )  # :132
         self.index_gemm(at.q_c, at.index_q)  # :132
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
@@ -235,11 +170,76 @@ class DsaTpModesLayer(Layer):
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
         )  # :132
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :132
         # :132
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :132
         self.o_proj(at.gated, out=step.out)  # :132
+
+    def _late_front_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 4 (q 1) and 8 (q 4) on sm_90a.
+
+        main  packed_gemm index_front index_scores topk_select mla_query sparse_decode mla_value o_proj
+        """
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:137
+        self.index_front(
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :137
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :137
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :137
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :137
+        # :137
+        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :137
+        self.o_proj(at.gated, out=step.out)  # :137
+
+    def _late_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 1-4 (q 1) on sm_100a.
+
+        main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
+        """
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:137
+        self.index_front(
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :137
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :137
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :137
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :137
+        self.prims_ts(
+            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
+        )  # :137 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :137
+        self.o_proj(at.gated, out=step.out)  # :137
+
+    def _late(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 5 (q 1) and 16 (q 4) on sm_90a.
+
+        main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select mla_query sparse_decode mla_value o_proj
+        """
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:134
+        self.query_norm(at.q_a, at.q_c)  # :134
+        self.index_gemm(at.q_c, at.index_q)  # :134
+        self.dsa_index(
+            at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
+        )  # :134
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :134
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :134
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :134
+        # :134
+        self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :134
+        self.o_proj(at.gated, out=step.out)  # :134
 
     def _apart_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 6 (q 1) on sm_90a.
@@ -249,28 +249,28 @@ class DsaTpModesLayer(Layer):
         gates                                                   gate_gemm ..../
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:141
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:143
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :141
+        )  # :143
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :141
+        )  # :143
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :141
+        )  # :143
         gates.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :142
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :144
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :141
+        # :143
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :143
+            self.gate_gemm(step.hidden, at.gate)  # :145
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :141
-        self.o_proj(at.gated, out=step.out)  # :141
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :143
+        self.o_proj(at.gated, out=step.out)  # :143
 
     def _apart_late(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 7 (q 1) on sm_90a.
@@ -280,28 +280,28 @@ class DsaTpModesLayer(Layer):
         gates                                                   gate_gemm ..../
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:145
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:147
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :145
+        )  # :147
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :145
+        )  # :147
         side.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :145
+        )  # :147
         gates.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :146
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :148
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :145
+        # :147
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :147
+            self.gate_gemm(step.hidden, at.gate)  # :149
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :145
-        self.o_proj(at.gated, out=step.out)  # :145
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :147
+        self.o_proj(at.gated, out=step.out)  # :147
 
     def _apart_fork(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 8 (q 1) on sm_90a.
@@ -311,30 +311,30 @@ class DsaTpModesLayer(Layer):
         gates                                                           gate_gemm ................/
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:149
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:151
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :149
-        self.index_gemm(at.q_c, at.index_q)  # :149
+        self.query_norm(at.q_a, at.q_c)  # :151
+        self.index_gemm(at.q_c, at.index_q)  # :151
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :149
+        )  # :151
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :149
+        )  # :151
         gates.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :149
+        )  # :151
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :151
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :153
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :149
+        # :151
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :152
+            self.gate_gemm(step.hidden, at.gate)  # :154
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :150
-        self.o_proj(at.gated, out=step.out)  # :150
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :152
+        self.o_proj(at.gated, out=step.out)  # :152
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 32 (q 4) on sm_90a.
@@ -343,26 +343,26 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:121
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:123
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :121
-        self.index_gemm(at.q_c, at.index_q)  # :121
+        self.query_norm(at.q_a, at.q_c)  # :123
+        self.index_gemm(at.q_c, at.index_q)  # :123
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :121
+        )  # :123
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :121
+        )  # :123
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :121
+        )  # :123
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :124
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :121
+        # :123
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
-        self.o_proj(at.gated, out=step.out)  # :121
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :123
+        self.o_proj(at.gated, out=step.out)  # :123
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8 (q 1) and 4, 8 (q 4) on sm_100a.
@@ -371,27 +371,27 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:121
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:123
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :121
-        self.index_gemm(at.q_c, at.index_q)  # :121
+        self.query_norm(at.q_a, at.q_c)  # :123
+        self.index_gemm(at.q_c, at.index_q)  # :123
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :121
+        )  # :123
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :121
+        )  # :123
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :121
+        )  # :123
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :124
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :121 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
-        self.o_proj(at.gated, out=step.out)  # :121
+        )  # :123 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :123
+        self.o_proj(at.gated, out=step.out)  # :123
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -400,27 +400,27 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:121
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:123
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :121
-        self.index_gemm(at.q_c, at.index_q)  # :121
+        self.query_norm(at.q_a, at.q_c)  # :123
+        self.index_gemm(at.q_c, at.index_q)  # :123
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :121
+        )  # :123
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :121
+        )  # :123
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :121
+        )  # :123
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :122
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :124
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :121 plain: reads `valid` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
-        self.o_proj(at.gated, out=step.out)  # :121
+        )  # :123 plain: reads `valid` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :123
+        self.o_proj(at.gated, out=step.out)  # :123
 
     def _fork_split_sparse_decode_mla_value(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -429,27 +429,27 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:124
-        self.query_norm(at.q_a, at.q_c)  # :124
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:126
+        self.query_norm(at.q_a, at.q_c)  # :126
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :124
+        self.index_gemm(at.q_c, at.index_q)  # :126
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :124
+        )  # :126
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :124
+        )  # :126
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :124
+        )  # :126
         with self.on(side):
-            # :125
+            # :127
             self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :124
+        # :126
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :124
-        self.o_proj(at.gated, out=step.out)  # :124
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :126
+        self.o_proj(at.gated, out=step.out)  # :126
 
     def _fork_split_trtllm_gen_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -458,26 +458,26 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:124
-        self.query_norm(at.q_a, at.q_c)  # :124
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:126
+        self.query_norm(at.q_a, at.q_c)  # :126
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :124
+        self.index_gemm(at.q_c, at.index_q)  # :126
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :124
+        )  # :126
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :124
+        )  # :126
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :124
+        )  # :126
         with self.on(side):
-            # :125
+            # :127
             self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :124 plain: reads `valid` before its wait
-        self.value_bmm(at.latent, at.values, pdl=False)  # :124 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :124
-        self.o_proj(at.gated, out=step.out)  # :124
+        )  # :126 plain: reads `valid` before its wait
+        self.value_bmm(at.latent, at.values, pdl=False)  # :126 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :126
+        self.o_proj(at.gated, out=step.out)  # :126

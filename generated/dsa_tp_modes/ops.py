@@ -51,7 +51,7 @@ OPS = (
         kernel="gate_gemm:GateGemm",
         tactics={
             ("sm_90a", 1): {"tile_n": 24, "tokens": 8, "ring": 112},
-            ("sm_90a", 4): {"tile_n": 32, "tokens": 8, "ring": 56},
+            ("sm_90a", 4): {"tile_n": 32, "tokens": 8, "ring": 72},
             ("sm_90a", 8): {"tile_n": 32, "tokens": 8, "ring": 112},
             ("sm_90a", 16): {"tile_n": 24, "tokens": 16, "ring": 112},
             ("sm_90a", 32): {"tile_n": 32, "tokens": 32, "ring": 112},
@@ -146,6 +146,7 @@ OPS = (
         constants={"rounds": ROUNDS, "sigmoid": "refined"},
         kernel="mla_value:MlaValue",
         tactics={
+            ("sm_90a", 1): {"early": 0},
             ("sm_90a", 64): {"early": 1},
             ("sm_100a", 64): {"early": 0},
         },
@@ -159,7 +160,7 @@ OPS = (
         tactics={
             ("sm_90a", 1): {"tile_n": 64, "tokens": 8},
             ("sm_90a", 4): {"tile_n": 64, "tokens": 8, "pace": 900},
-            ("sm_90a", 8): {"tile_n": 64, "tokens": 8},
+            ("sm_90a", 8): {"tile_n": 96, "tokens": 8},
             ("sm_90a", 16): {"tile_n": 64, "tokens": 16},
             ("sm_90a", 32): {"tile_n": 64, "tokens": 32},
             ("sm_90a", 64): {"tile_n": 64, "tokens": 64},
