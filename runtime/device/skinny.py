@@ -244,7 +244,7 @@ class SkinnyGemm:
     @cute.jit
     def begin(self, ring: Ring):
         """Behind the wait: weights are held back no longer. Of all warps the second one says so."""
-        if cutlass.const_expr(self.pace):
+        if cutlass.const_expr(self.pace):  # noqa: SIM102 - this one is settled when compiled
             if cute.arch.warp_idx() == REQUESTING_WARP + 1 and cute.arch.lane_idx() == 0:
                 barrier.arrive(ring.begun)
 
