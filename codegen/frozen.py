@@ -26,6 +26,7 @@ def frozen(cls: Made) -> Made:
     dataclass(init=False, repr=False, eq=False)(cls)
     own = fields(cls)
     values = _values([f.name for f in own if f.compare])
+    hashed = _values([f.name for f in own if (f.compare if f.hash is None else f.hash)])
     shown = [f.name for f in own if f.repr]
 
     def __repr__(self: Any) -> str:
@@ -38,7 +39,7 @@ def frozen(cls: Made) -> Made:
         return values(self) == values(other)
 
     def __hash__(self: Any) -> int:
-        return hash(values(self))
+        return hash(hashed(self))
 
     cls.__init__ = _initializer(own)
     cls.__repr__, cls.__eq__, cls.__hash__ = __repr__, __eq__, __hash__

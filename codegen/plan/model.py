@@ -20,15 +20,18 @@ SHARED_SCOPES = ("model", "device")  # of buffers that other pipelines may decla
 
 @frozen
 class Binding:
-    """One operand of one launch, bound to memory."""
+    """One operand of one launch, bound to memory.
+
+    The hash leaves the enumerations out: theirs are slow, and names tell bindings apart.
+    """
 
     operand: str
     target: str  # buffer, column, mailbox, cache, step tensor or weight
-    kind: Kind
-    access: Access
-    phase: Phase
+    kind: Kind = field(hash=False)
+    access: Access = field(hash=False)
+    phase: Phase = field(hash=False)
     conditional: bool  # exists under a flag only; passed by keyword
-    path: Path = Path.GENERIC
+    path: Path = field(default=Path.GENERIC, hash=False)
 
 
 @frozen
