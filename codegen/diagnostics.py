@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from kpipe.codegen.frozen import frozen
 
 Severity = Literal["error", "warning", "note"]
 
@@ -23,7 +25,7 @@ _CONTROL = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Span:
     """A stretch of a source file.
 
@@ -57,7 +59,7 @@ def subspan(span: Span, text: str, offset: int, length: int) -> Span:
     return Span(span.path, span.line, column, span.line, column + max(length, 1))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Edit:
     """`text` in place of what stands at `span`; a span of zero width is an insertion.
 
@@ -68,7 +70,7 @@ class Edit:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Repair:
     """One way out of a finding, tried out: with these edits it is gone, and no other is there.
 
@@ -85,7 +87,7 @@ class Repair:
     claim: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Diagnostic:
     """One finding. Sorts by (path, line, column, code); findings without a place come first.
 

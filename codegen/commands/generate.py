@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from kpipe.codegen.commands.common import (
 )
 from kpipe.codegen.config import display, load_config
 from kpipe.codegen.diagnostics import Diagnostic, Span, SpecError
+from kpipe.codegen.frozen import frozen
 from kpipe.codegen.render.unchanged import unchanged_folder
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _SEEN = {"hand_edited": "hand-edited"}  # what --check and --diff call it
 _DONE = {"missing": "restored", "orphan": "deleted", "hand_edited": "overwritten"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Result:
     """One spec: its folder, and what differs; None where the fast path saw nothing to do."""
 
@@ -113,13 +114,11 @@ def _together(
     Findings are added to `found`; returns the notes of each spec.
     """
     prepared = [result.prepared for result in results if result.prepared is not None]
-    if found or not prepared:
+    if found or not any(item.plan.shares_memory for item in prepared):
         return {}
     from kpipe.codegen.proof.api import prove_pipeline
-    from kpipe.codegen.proof.shared import prove_together, shares_memory
+    from kpipe.codegen.proof.shared import prove_together
 
-    if not any(shares_memory(item.plan) for item in prepared):
-        return {}
     plans = [
         result.prepared.plan if result.prepared else prove_pipeline(result.spec, texts).pipeline
         for result in results

@@ -7,29 +7,34 @@ compared, hashed and printed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from kpipe.codegen.diagnostics import Span
+from kpipe.codegen.frozen import frozen
 from kpipe.codegen.ops.contract import Access, Contract, Kind, Path, Phase, Tactic
 
 MAIN = "main"
+SHARED_SCOPES = ("model", "device")  # of buffers that other pipelines may declare as well
 
 
-@dataclass(frozen=True)
+@frozen
 class Binding:
-    """One operand of one launch, bound to memory."""
+    """One operand of one launch, bound to memory.
+
+    The hash leaves the enumerations out: theirs are slow, and names tell bindings apart.
+    """
 
     operand: str
     target: str  # buffer, column, mailbox, cache, step tensor or weight
-    kind: Kind
-    access: Access
-    phase: Phase
+    kind: Kind = field(hash=False)
+    access: Access = field(hash=False)
+    phase: Phase = field(hash=False)
     conditional: bool  # exists under a flag only; passed by keyword
-    path: Path = Path.GENERIC
+    path: Path = field(default=Path.GENERIC, hash=False)
 
 
-@dataclass(frozen=True)
+@frozen
 class Pdl:
     """How a launch overlaps its neighbours in the stream.
 
@@ -45,7 +50,7 @@ class Pdl:
     release_rule: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class Launch:
     """One kernel launch (or library call)."""
 
@@ -74,7 +79,7 @@ class Launch:
         return (self.name, self.stream, self.bindings, self.flags, self.arguments, self.pdl)
 
 
-@dataclass(frozen=True)
+@frozen
 class Fork:
     """`stream` starts behind everything launched on `origin` so far."""
 
@@ -83,7 +88,7 @@ class Fork:
     span: Span
 
 
-@dataclass(frozen=True)
+@frozen
 class Join:
     """`target` waits for everything launched on `stream` so far."""
 
@@ -95,7 +100,7 @@ class Join:
 Item = Launch | Fork | Join
 
 
-@dataclass(frozen=True)
+@frozen
 class StepPlan:
     """The plan of one (rows, q, arch)."""
 
@@ -131,7 +136,7 @@ def _ends(item: Fork | Join) -> tuple[str, str]:
     return (item.stream, item.origin if isinstance(item, Fork) else item.target)
 
 
-@dataclass(frozen=True)
+@frozen
 class BufferPlan:
     """A buffer with its sizes filled in; `shape` may hold the names rows and rows_cap."""
 
@@ -145,7 +150,7 @@ class BufferPlan:
     axes: tuple[str, ...]  # the shape expressions as the spec says them
 
 
-@dataclass(frozen=True)
+@frozen
 class MailboxPlan:
     """A mailbox: every rank owns `parities` copies of `shape`."""
 
@@ -161,7 +166,7 @@ class MailboxPlan:
     source_stride: int  # this many places to each
 
 
-@dataclass(frozen=True)
+@frozen
 class CachePlan:
     """A paged cache and its byte format."""
 
@@ -173,7 +178,7 @@ class CachePlan:
     max_blocks: int | None = None  # largest number of blocks addressed
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorPlan:
     """A weight or step tensor that the engine hands in."""
 
@@ -184,7 +189,7 @@ class TensorPlan:
     written: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class Method:
     """One straight-line method of the generated class."""
 
@@ -193,7 +198,7 @@ class Method:
     uses: tuple[tuple[str, int, tuple[int, ...]], ...]  # arch, q, rows
 
 
-@dataclass(frozen=True)
+@frozen
 class PipelinePlan:
     """Everything that the renderer needs, for all rows, queries and archs."""
 
@@ -234,6 +239,11 @@ class PipelinePlan:
     def context_parallel(self) -> bool:
         """True where contexts are sharded over ranks."""
         return self.parallel["dcp"] is not None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether it declares a buffer that other pipelines may share."""
+        return any(buffer.scope in SHARED_SCOPES for buffer in self.buffers)
 
     def kernel(self, op: Contract) -> str:
         """The op's kernel template; empty where it has none, or none for these numerics and this

@@ -6,8 +6,9 @@ This is the part of planning that does not depend on the rows of a step; drafts 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from kpipe.codegen.frozen import frozen
 from kpipe.codegen.ops.contract import Access, Contract, Kind, Operand, Release
 from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.codegen.plan.bind import Memory, memory_of
@@ -27,7 +28,7 @@ from kpipe.codegen.spec.models import Geometry, Pipeline
 from kpipe.codegen.spec.rows import RowsError, parse_rows
 
 
-@dataclass(frozen=True)
+@frozen
 class Resolved:
     """Everything about a spec that holds for all rows."""
 
@@ -119,7 +120,7 @@ def _check_parallel(spec: Pipeline, report: Report) -> None:
 
 
 def _check_rope(geometry: Geometry, source: Source, report: Report) -> None:
-    for name, kind in geometry.rope.model_dump().items():
+    for name, kind in geometry.rope:
         if kind != "none":
             report.error(
                 "KP130",

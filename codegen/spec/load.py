@@ -6,13 +6,14 @@ Everything is collected: one run reports every error that it can see, each at it
 from __future__ import annotations
 
 from collections.abc import Mapping as MappingType
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from kpipe.codegen.config import geometry_file, geometry_folders, project_root
 from kpipe.codegen.diagnostics import Diagnostic, Span, SpecError, did_you_mean
+from kpipe.codegen.frozen import frozen
 from kpipe.codegen.spec.document import (
     Entry,
     Mapping,
@@ -34,7 +35,7 @@ _MERGED_SECTIONS = frozenset(
 _MAX_EXTENDS = 8
 
 
-@dataclass(frozen=True)
+@frozen
 class Source:
     """The merged tree of a specification and the texts that it came from."""
 
