@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
-
-from kpipe.codegen.frozen import frozen
 
 Severity = Literal["error", "warning", "note"]
 
@@ -25,7 +23,7 @@ _CONTROL = re.compile(
 )
 
 
-@frozen
+@dataclass(frozen=True)
 class Span:
     """A stretch of a source file.
 
@@ -59,7 +57,7 @@ def subspan(span: Span, text: str, offset: int, length: int) -> Span:
     return Span(span.path, span.line, column, span.line, column + max(length, 1))
 
 
-@frozen
+@dataclass(frozen=True)
 class Edit:
     """`text` in place of what stands at `span`; a span of zero width is an insertion.
 
@@ -70,7 +68,7 @@ class Edit:
     text: str
 
 
-@frozen
+@dataclass(frozen=True)
 class Repair:
     """One way out of a finding, tried out: with these edits it is gone, and no other is there.
 
@@ -87,7 +85,7 @@ class Repair:
     claim: bool = False
 
 
-@frozen
+@dataclass(frozen=True)
 class Diagnostic:
     """One finding. Sorts by (path, line, column, code); findings without a place come first.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ from kpipe.codegen.commands.common import (
 )
 from kpipe.codegen.config import display, load_config
 from kpipe.codegen.diagnostics import Diagnostic, Span, SpecError
-from kpipe.codegen.frozen import frozen
 from kpipe.codegen.render.unchanged import unchanged_folder
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ _SEEN = {"hand_edited": "hand-edited"}  # what --check and --diff call it
 _DONE = {"missing": "restored", "orphan": "deleted", "hand_edited": "overwritten"}
 
 
-@frozen
+@dataclass(frozen=True)
 class Result:
     """One spec: its folder, and what differs; None where the fast path saw nothing to do."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from kpipe.codegen.diagnostics import Span
-from kpipe.codegen.frozen import frozen
 from kpipe.codegen.ops.contract import Contract, Kind, Operand
 from kpipe.codegen.plan.dims import SYMBOLS
 from kpipe.codegen.plan.flags import active
@@ -17,7 +17,7 @@ from kpipe.codegen.spec.models import Pipeline, Stage
 _QUERY_DTYPES = {"fp8_tensor": "fp8", "fp8_ds_mla": "bf16", "nvfp4_ds_mla": "fp8"}
 
 
-@frozen
+@dataclass(frozen=True)
 class Memory:
     """What operands can bind to: name -> (shape with symbols as primes, dtype)."""
 

@@ -28,7 +28,6 @@ from functools import lru_cache
 from math import prod
 from types import MappingProxyType
 
-from kpipe.codegen.frozen import frozen
 from kpipe.codegen.ops.contract import Access, Kind
 from kpipe.codegen.plan.links import Link, link_of
 from kpipe.codegen.plan.memory import DTYPE_BYTES
@@ -45,7 +44,7 @@ SAVED = 4  # saved blocks of AttnRes: half of what a layer may have
 _PAGE = 64
 
 
-@frozen
+@dataclass(frozen=True)
 class Timed:
     """One launch: start and duration in us from the start of the layer, bytes moved to and from
     memory; `behind` are the positions of the launches that it starts behind, each with the gap in

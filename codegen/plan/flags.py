@@ -7,12 +7,12 @@ order, so an overlap edit can change a flag but never a kernel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from kpipe.codegen.frozen import frozen
 from kpipe.codegen.ops.contract import Access, Contract, Derive, Flag, Operand
 
 
-@frozen
+@dataclass(frozen=True)
 class Seat:
     """One op of a mode before its flags are known."""
 

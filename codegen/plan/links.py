@@ -8,16 +8,15 @@ with the keys `peer_store_gb_s` and `one_way_latency_us`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any
-
-from kpipe.codegen.frozen import frozen
 
 ASSUMED = "assumed"
 KEYS = ("peer_store_gb_s", "one_way_latency_us")
 
 
-@frozen
+@dataclass(frozen=True)
 class Link:
     """Peer stores of one GPU: GB/s (10^9 bytes) to all its peers together, and us from a store to
     the poll that sees it.  `source` says where the two figures come from."""

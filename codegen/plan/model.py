@@ -7,18 +7,17 @@ compared, hashed and printed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kpipe.codegen.diagnostics import Span
-from kpipe.codegen.frozen import frozen
 from kpipe.codegen.ops.contract import Access, Contract, Kind, Path, Phase, Tactic
 
 MAIN = "main"
 SHARED_SCOPES = ("model", "device")  # of buffers that other pipelines may declare as well
 
 
-@frozen
+@dataclass(frozen=True)
 class Binding:
     """One operand of one launch, bound to memory.
 
@@ -34,7 +33,7 @@ class Binding:
     path: Path = field(default=Path.GENERIC, hash=False)
 
 
-@frozen
+@dataclass(frozen=True)
 class Pdl:
     """How a launch overlaps its neighbours in the stream.
 
@@ -50,7 +49,7 @@ class Pdl:
     release_rule: str = ""
 
 
-@frozen
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch (or library call)."""
 
@@ -79,7 +78,7 @@ class Launch:
         return (self.name, self.stream, self.bindings, self.flags, self.arguments, self.pdl)
 
 
-@frozen
+@dataclass(frozen=True)
 class Fork:
     """`stream` starts behind everything launched on `origin` so far."""
 
@@ -88,7 +87,7 @@ class Fork:
     span: Span
 
 
-@frozen
+@dataclass(frozen=True)
 class Join:
     """`target` waits for everything launched on `stream` so far."""
 
@@ -100,7 +99,7 @@ class Join:
 Item = Launch | Fork | Join
 
 
-@frozen
+@dataclass(frozen=True)
 class StepPlan:
     """The plan of one (rows, q, arch)."""
 
@@ -136,7 +135,7 @@ def _ends(item: Fork | Join) -> tuple[str, str]:
     return (item.stream, item.origin if isinstance(item, Fork) else item.target)
 
 
-@frozen
+@dataclass(frozen=True)
 class BufferPlan:
     """A buffer with its sizes filled in; `shape` may hold the names rows and rows_cap."""
 
@@ -150,7 +149,7 @@ class BufferPlan:
     axes: tuple[str, ...]  # the shape expressions as the spec says them
 
 
-@frozen
+@dataclass(frozen=True)
 class MailboxPlan:
     """A mailbox: every rank owns `parities` copies of `shape`."""
 
@@ -166,7 +165,7 @@ class MailboxPlan:
     source_stride: int  # this many places to each
 
 
-@frozen
+@dataclass(frozen=True)
 class CachePlan:
     """A paged cache and its byte format."""
 
@@ -178,7 +177,7 @@ class CachePlan:
     max_blocks: int | None = None  # largest number of blocks addressed
 
 
-@frozen
+@dataclass(frozen=True)
 class TensorPlan:
     """A weight or step tensor that the engine hands in."""
 
@@ -189,7 +188,7 @@ class TensorPlan:
     written: bool = False
 
 
-@frozen
+@dataclass(frozen=True)
 class Method:
     """One straight-line method of the generated class."""
 
@@ -198,7 +197,7 @@ class Method:
     uses: tuple[tuple[str, int, tuple[int, ...]], ...]  # arch, q, rows
 
 
-@frozen
+@dataclass(frozen=True)
 class PipelinePlan:
     """Everything that the renderer needs, for all rows, queries and archs."""
 

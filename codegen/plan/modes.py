@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping as MappingType
+from dataclasses import dataclass
 
 from kpipe.codegen.diagnostics import Span
-from kpipe.codegen.frozen import frozen
 from kpipe.codegen.plan.model import MAIN
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.spec.document import Mapping, Scalar, Sequence, find
@@ -24,7 +24,7 @@ _REQUIRES = "requires"
 _FACTS = tuple(Requires.model_fields)
 
 
-@frozen
+@dataclass(frozen=True)
 class Word:
     """One word of a mode in host order."""
 
@@ -34,7 +34,7 @@ class Word:
     span: Span
 
 
-@frozen
+@dataclass(frozen=True)
 class Mode:
     """A mode in host order."""
 

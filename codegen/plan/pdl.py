@@ -7,14 +7,14 @@ cannot prove (`proof/synthesis.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from kpipe.codegen.frozen import frozen
 from kpipe.codegen.ops.contract import Contract, Kind, Release
 from kpipe.codegen.plan.flags import active, polled_operands
 from kpipe.codegen.plan.model import Pdl
 
 
-@frozen
+@dataclass(frozen=True)
 class Candidate:
     """What the decision needs to know of one launch."""
 

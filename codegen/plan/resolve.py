@@ -6,9 +6,8 @@ This is the part of planning that does not depend on the rows of a step; drafts 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from kpipe.codegen.frozen import frozen
 from kpipe.codegen.ops.contract import Access, Contract, Kind, Operand, Release
 from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.codegen.plan.bind import Memory, memory_of
@@ -28,7 +27,7 @@ from kpipe.codegen.spec.models import Geometry, Pipeline
 from kpipe.codegen.spec.rows import RowsError, parse_rows
 
 
-@frozen
+@dataclass(frozen=True)
 class Resolved:
     """Everything about a spec that holds for all rows."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from kpipe.codegen.diagnostics import Span, did_you_mean
-from kpipe.codegen.frozen import frozen
 from kpipe.codegen.ops.contract import Contract
 from kpipe.codegen.plan.modes import Mode
 from kpipe.codegen.plan.report import Report
@@ -15,7 +15,7 @@ from kpipe.codegen.spec.document import Node, Scalar, Sequence, find
 from kpipe.codegen.spec.models import Pipeline, Stage
 
 
-@frozen
+@dataclass(frozen=True)
 class Slot:
     """A word that modes may use: an op, or a choice of ops by rows."""
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping as MappingType
+from dataclasses import dataclass
 
 from kpipe.codegen.diagnostics import Span
-from kpipe.codegen.frozen import frozen
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.spec.document import Mapping, Node
 from kpipe.codegen.spec.rows import RowRange, check_table, lookup
@@ -20,7 +20,7 @@ _QUERY = re.compile(r"^q\d+$")
 _RANGE = re.compile(r"^[\d\s]")
 
 
-@frozen
+@dataclass(frozen=True)
 class Cell:
     """One entry: the value node and the span of its key (or of the whole table)."""
 
@@ -28,7 +28,7 @@ class Cell:
     span: Span
 
 
-@frozen
+@dataclass(frozen=True)
 class Table:
     """Cells by architecture and query length."""
 

@@ -7,8 +7,8 @@ mailbox does not travel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from kpipe.codegen.frozen import frozen
 from kpipe.codegen.ops.contract import Kind
 from kpipe.codegen.plan.flags import polled_operands, sends
 from kpipe.codegen.plan.memory import DTYPE_BYTES
@@ -25,7 +25,7 @@ _COLLECTIVES = {
 }
 
 
-@frozen
+@dataclass(frozen=True)
 class Post:
     """What one launch sends through one mailbox.
 
@@ -49,7 +49,7 @@ class Post:
         return self.to_peer * self.peers
 
 
-@frozen
+@dataclass(frozen=True)
 class Alternative:
     """Another way to send something: bytes of a token row, from one rank to all its peers."""
 
@@ -57,7 +57,7 @@ class Alternative:
     sent: int
 
 
-@frozen
+@dataclass(frozen=True)
 class Count:
     """Launches and streams of a step beside those of the same kernels with a library's collectives
     in place of mailboxes; `waiting` are the launches that only wait, or only sum what has come."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from kpipe.codegen.cache import tool_digest
 from kpipe.codegen.config import Config, display, geometry_file
 from kpipe.codegen.diagnostics import Diagnostic, Span, SpecError
-from kpipe.codegen.frozen import frozen
 from kpipe.codegen.plan.model import PipelinePlan
 from kpipe.codegen.proof.api import prove_pipeline
 from kpipe.codegen.proof.proved import ProvedPlan
@@ -27,7 +27,7 @@ from kpipe.codegen.render.publish import Changes, compare, read_state
 from kpipe.codegen.version import __version__
 
 
-@frozen
+@dataclass(frozen=True)
 class Prepared:
     """A spec ready to be published."""
 

@@ -11,12 +11,12 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from kpipe.codegen.config import display
 from kpipe.codegen.diagnostics import Diagnostic, Span, SpecError
-from kpipe.codegen.frozen import frozen
 from kpipe.codegen.render.manifest import FILE_NAME, Manifest, digest, is_inner
 
 Kind = Literal["new", "changed", "missing", "unchanged", "orphan", "hand_edited"]
@@ -24,7 +24,7 @@ Kind = Literal["new", "changed", "missing", "unchanged", "orphan", "hand_edited"
 DRIFT: tuple[Kind, ...] = ("new", "changed", "missing", "orphan", "hand_edited")
 
 
-@frozen
+@dataclass(frozen=True)
 class FolderState:
     """What is on disk: the bytes of every file that the old manifest or the new text names."""
 
@@ -33,7 +33,7 @@ class FolderState:
     files: Mapping[str, bytes]
 
 
-@frozen
+@dataclass(frozen=True)
 class Change:
     """One file: how it differs, its bytes on disk and the bytes that it should have.
 
@@ -48,7 +48,7 @@ class Change:
     new: bytes | None
 
 
-@frozen
+@dataclass(frozen=True)
 class Changes:
     """The difference between a folder and its new text, sorted by path."""
 

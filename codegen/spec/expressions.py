@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from kpipe.codegen.diagnostics import did_you_mean
-from kpipe.codegen.frozen import frozen
 
 LENGTH_LIMIT = 200  # characters without blanks, so that the canonical text always fits too
 DEPTH_LIMIT = 20  # nested parentheses and calls
@@ -39,7 +38,7 @@ class ExpressionError(ValueError):
         self.message, self.offset, self.length = message, offset, length
 
 
-@frozen
+@dataclass(frozen=True)
 class Number:
     """A literal, from 0 to 2**62. Places do not take part in equality, here and below."""
 
@@ -48,7 +47,7 @@ class Number:
     length: int = field(default=0, compare=False)
 
 
-@frozen
+@dataclass(frozen=True)
 class Name:
     """A dimension, looked up when evaluating."""
 
@@ -57,7 +56,7 @@ class Name:
     length: int = field(default=0, compare=False)
 
 
-@frozen
+@dataclass(frozen=True)
 class Binary:
     """`left operator right` with operator one of + - * /."""
 
@@ -68,7 +67,7 @@ class Binary:
     length: int = field(default=0, compare=False)
 
 
-@frozen
+@dataclass(frozen=True)
 class Call:
     """`function(left, right)` with one of FUNCTIONS."""
 

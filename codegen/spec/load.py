@@ -6,14 +6,13 @@ Everything is collected: one run reports every error that it can see, each at it
 from __future__ import annotations
 
 from collections.abc import Mapping as MappingType
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from kpipe.codegen.config import geometry_file, geometry_folders, project_root
 from kpipe.codegen.diagnostics import Diagnostic, Span, SpecError, did_you_mean
-from kpipe.codegen.frozen import frozen
 from kpipe.codegen.spec.document import (
     Entry,
     Mapping,
@@ -35,7 +34,7 @@ _MERGED_SECTIONS = frozenset(
 _MAX_EXTENDS = 8
 
 
-@frozen
+@dataclass(frozen=True)
 class Source:
     """The merged tree of a specification and the texts that it came from."""
 

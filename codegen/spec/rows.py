@@ -15,10 +15,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from kpipe.codegen.diagnostics import Diagnostic, Span, subspan
-from kpipe.codegen.frozen import frozen
 
 GRAMMAR, GAP, OVERLAP, UNREACHABLE = "KP120", "KP121", "KP122", "KP123"
 ROW_LIMIT = 1 << 20  # far above any decode batch; keeps "1-999999999" from filling the memory
@@ -32,7 +31,7 @@ _RANGE = re.compile(r"([0-9]+)(?:(-)([0-9]*))?")
 _FOREIGN = re.compile(r"[^0-9 \-]")
 
 
-@frozen
+@dataclass(frozen=True)
 class RowRange:
     """Rows `first` to `last`, both included; `last` None means no upper end.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 import typing
 from typing import Any, Literal
@@ -27,38 +26,11 @@ _RENAMED = {
 
 def validate(model: type[BaseModel], source: Source) -> Any:
     """The model of a source.  Raises SpecError with one diagnostic per error."""
-    if not model.__pydantic_complete__:
-        _build(model)
     try:
         return model.model_validate(plain(source.root))
     except ValidationError as error:
         found = [_diagnostic(model, source, item) for item in _distinct(model, error.errors())]
         raise SpecError(found) from None
-
-
-_PLUGINS = "pydantic.plugin._loader"
-
-
-def _build(model: type[BaseModel]) -> None:
-    """Build the validator of a model without looking for plugins of pydantic.
-
-    They would have no say in what a spec means, and looking for them imports `importlib.metadata`,
-    for longer than the validator takes.  A pydantic that is built otherwise looks for them.
-    """
-    if _PLUGINS in sys.modules:
-        model.model_rebuild()
-        return
-    none = types.ModuleType(_PLUGINS)
-    none.get_plugins = tuple  # type: ignore[attr-defined]
-    sys.modules[_PLUGINS] = none
-    try:
-        model.model_rebuild()
-        return
-    except ImportError:
-        pass
-    finally:
-        del sys.modules[_PLUGINS]
-    model.model_rebuild()
 
 
 def _distinct(model: type[BaseModel], items: list[Any]) -> list[dict[str, Any]]:

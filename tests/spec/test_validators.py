@@ -1,59 +1,14 @@
-"""Validators of the models: built on first use, without plugins of pydantic."""
+"""Validators of the models: built on first use."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from types import ModuleType
 
 import pytest
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from kpipe.codegen.spec import validate as module
 from kpipe.codegen.spec.models import Geometry, Numerics, Parallel, Pipeline, Rope, Round
-
-LOADER = "pydantic.plugin._loader"
-
-
-def deferred() -> type[BaseModel]:
-    class Late(BaseModel):
-        model_config = ConfigDict(defer_build=True)
-        number: int
-
-    return Late
-
-
-def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, LOADER, raising=False)
-    late = deferred()
-    module._build(late)
-    assert LOADER not in sys.modules
-    assert late.__pydantic_complete__
-    assert late.model_validate({"number": 3}).number == 3
-
-
-def test_a_loader_that_is_there_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    loader = ModuleType(LOADER)
-    loader.get_plugins = lambda: asked.append(1) or ()  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, LOADER, loader)
-    module._build(deferred())
-    assert asked and sys.modules[LOADER] is loader
-
-
-def test_a_pydantic_that_asks_for_more_gets_its_own_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, LOADER, raising=False)
-    late = deferred()
-    seen = []
-
-    def rebuild() -> None:
-        seen.append(LOADER in sys.modules)
-        if seen[-1]:
-            raise ImportError("cannot import name")
-
-    monkeypatch.setattr(late, "model_rebuild", rebuild)
-    module._build(late)
-    assert seen == [True, False]
 
 
 def test_importing_the_models_builds_none() -> None:
