@@ -50,9 +50,7 @@ def prove(pipeline: PipelinePlan) -> ProvedPlan:
 def synthesise_all(pipeline: PipelinePlan, methods: Iterable[Method]) -> dict[tuple, Synthesis]:
     """The decided overlap of each method's launch list, by identity."""
     lowering = Lowering(pipeline)
-    return {
-        method.plan.identity: synthesise(pipeline, method.plan, lowering) for method in methods
-    }
+    return {method.plan.identity: synthesise(pipeline, method.plan, lowering) for method in methods}
 
 
 def race_findings(pipeline: PipelinePlan, proved: Mapping[tuple, Synthesis]) -> list[Diagnostic]:

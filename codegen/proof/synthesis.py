@@ -73,9 +73,7 @@ def synthesise(
     return found
 
 
-def _programs(
-    lowering: Lowering, step: StepPlan, size: tuple[int, int]
-) -> tuple[Program, Program]:
+def _programs(lowering: Lowering, step: StepPlan, size: tuple[int, int]) -> tuple[Program, Program]:
     """The step's programs by the order of RULE_SETS."""
     layers, steps = size
     bodies = lower_layers(lowering.pipeline, step, layers, lowering)
@@ -119,11 +117,7 @@ def _racy(lowering: Lowering, step: StepPlan) -> bool:
     for captured in reversed(RULE_SETS):
         program = lower(lowering.pipeline, step, captured=captured, steps=steps, bodies=bodies)
         order = Order(program)
-        if (
-            crossing_pairs(program, order)
-            or scan(order, stop=True).pairs
-            or check_all(program)
-        ):
+        if crossing_pairs(program, order) or scan(order, stop=True).pairs or check_all(program):
             return True
     return False
 
