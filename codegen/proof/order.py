@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from kpipe.codegen.proof.edges import Edges, edges
 from kpipe.codegen.proof.instants import LETTERS, Letter, Point, number, point, waits
+from kpipe.codegen.proof.kept import Kept
 from kpipe.codegen.proof.program import Program
 from kpipe.codegen.proof.reasons import reason
 
@@ -168,8 +169,8 @@ _WORDS: dict[Letter, str] = {
 # Orders of the shapes met last: the launch lists of a pipeline differ mostly in memory, and one
 # program is asked for its order by every rule.  Long programs are as large as their closures, some
 # megabytes, and are not kept.
-_KEPT: dict[tuple, tuple[Edges, list[int], int]] = {}
-_SHAPES, _LAUNCHES = 64, 256
+_KEPT: Kept[tuple[Edges, list[int], int]] = Kept(64)
+_LONG = 256  # launches
 
 
 def _ordered(
@@ -179,17 +180,14 @@ def _ordered(
 
     What is returned is shared by all orders of that shape, and never written to.
     """
-    if len(program.launches) > _LAUNCHES:
+    if len(program.launches) > _LONG:
         graph = edges(program, assumptions, fences)
         return (graph, *_closure(graph))
     key = (program.shape, assumptions, fences)
-    kept = _KEPT.pop(key, None)
+    kept = _KEPT.get(key)
     if kept is None:
         graph = edges(program, assumptions, fences)
-        kept = (replace(graph, launches=()), *_closure(graph))
-        if len(_KEPT) >= _SHAPES:
-            del _KEPT[next(iter(_KEPT))]
-    _KEPT[key] = kept  # behind the others: the first one is the first to go
+        kept = _KEPT.keep(key, (replace(graph, launches=()), *_closure(graph)))
     graph, before, operations = kept
     return replace(graph, launches=program.launches), before, operations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from kpipe.codegen.proof.kept import Kept
 from kpipe.codegen.proof.mailbox.unrolled import FILL, READ_END, Step, Unrolled
 from kpipe.codegen.proof.mailbox.verdict import Kind
 
@@ -91,8 +92,7 @@ class Words:
 
 # States of programs that were searched to the end and found right, by all that a search looks at:
 # the modes of a pipeline, and every repair that is tried out, use most mailboxes in the same way.
-_RIGHT: dict[tuple, int] = {}
-_PROGRAMS = 1024
+_RIGHT: Kept[int] = Kept(1024)
 
 
 def search(program: Unrolled, *, forgeable: frozenset[str] = frozenset(), limit: int) -> Found:
@@ -102,13 +102,11 @@ def search(program: Unrolled, *, forgeable: frozenset[str] = frozenset(), limit:
     "undecided" where more than `limit` states were met.  What was right once is not explored again.
     """
     key = (program.shape(forgeable), limit)
-    if key in _RIGHT:
-        return Found(_RIGHT[key])
+    if states := _RIGHT.get(key):
+        return Found(states)
     found = _search(program, forgeable, limit)
     if not found.kind:
-        if len(_RIGHT) >= _PROGRAMS:
-            del _RIGHT[next(iter(_RIGHT))]
-        _RIGHT[key] = found.states
+        _RIGHT.keep(key, found.states)
     return found
 
 
