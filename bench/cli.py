@@ -4,7 +4,8 @@
 
 Each figure is the median wall time of whole processes, started one after the other, with
 compiled sources in a private cache (as after an installation).  Wall times depend on the machine
-and on what else it runs; the file says which machine.
+and on what else it runs; the file says which machine, and beside each the processes' own time on a
+core, which depends less on its neighbours.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -34,11 +36,12 @@ PROBE = (
 def measure(
     words: list[str], runs: int, env: dict[str, str], cwd: Path, before: Callable[[], None]
 ) -> dict[str, object]:
-    """Median, fastest and slowest of `runs` processes, and whether torch was imported."""
-    seconds = []
+    """Median, fastest and slowest of `runs` processes, the median of their time on a core, and
+    whether torch was imported."""
+    seconds, on_core = [], []
     for number in range(runs + 1):
         before()
-        started = time.perf_counter()
+        used, started = _on_core(), time.perf_counter()
         done = subprocess.run(
             [sys.executable, "-c", RUN, *words], env=env, cwd=cwd, capture_output=True, text=True
         )
@@ -47,6 +50,7 @@ def measure(
             raise SystemExit(f"kpipe {' '.join(words)} failed:\n{done.stderr}")
         if number:  # the first fills the cache of compiled sources
             seconds.append(elapsed)
+            on_core.append(_on_core() - used)
     before()
     probe = subprocess.run(
         [sys.executable, "-c", PROBE, *words], env=env, cwd=cwd, capture_output=True, text=True
@@ -55,8 +59,15 @@ def measure(
         "median_s": round(statistics.median(seconds), 4),
         "fastest_s": round(min(seconds), 4),
         "slowest_s": round(max(seconds), 4),
+        "median_on_core_s": round(statistics.median(on_core), 4),
         "imports_torch": probe.stderr.splitlines()[-1] == "True",
     }
+
+
+def _on_core() -> float:
+    """Seconds on a core, user and system, of all processes that have been waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
@@ -103,7 +114,8 @@ def main() -> None:
     for name, result in results.items():
         goal = f"goal {GOALS[name]:.2f} s" if name in GOALS else ""
         torch = "torch imported" if result["imports_torch"] else "no torch"
-        print(f"{name:<10} {result['median_s']:.3f} s  {goal:<12}  {torch}")
+        wall, core = result["median_s"], result["median_on_core_s"]
+        print(f"{name:<10} {wall:.3f} s  on a core {core:.3f} s  {goal:<12}  {torch}")
 
 
 if __name__ == "__main__":

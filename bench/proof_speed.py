@@ -20,7 +20,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "proof"))
@@ -28,6 +30,7 @@ sys.path.insert(0, str(ROOT / "tests" / "proof"))
 from proof_decode import decode  # noqa: E402
 
 from kpipe.codegen.plan.api import plan_pipeline  # noqa: E402
+from kpipe.codegen.proof.kept import forget  # noqa: E402
 from kpipe.codegen.proof.mailboxes import mailbox_findings  # noqa: E402
 from kpipe.codegen.proof.order import Order  # noqa: E402
 from kpipe.codegen.proof.prove import orders, prove  # noqa: E402
@@ -37,12 +40,15 @@ SIZES = (60, 480, 4000)
 GOAL_MS = 1000.0  # for the largest size
 
 
-def fastest(runs: int, work: Callable[[], object]) -> float:
-    """The shortest wall time of `runs` calls, in milliseconds."""
+def fastest(runs: int, work: Callable[[Any], object], fresh: Callable[[], Any]) -> float:
+    """The shortest wall time of `runs` calls, in milliseconds, each with what `fresh` makes anew
+    and with nothing kept from an earlier one."""
     times = []
     for _ in range(runs):
+        given = fresh()
+        forget()
         started = time.perf_counter()
-        work()
+        work(given)
         times.append(time.perf_counter() - started)
     return 1000 * min(times)
 
@@ -54,8 +60,8 @@ def shipped(runs: int) -> list[dict[str, object]]:
         pipeline = plan_pipeline(str(path))
         with tempfile.TemporaryDirectory() as empty:
             os.environ["XDG_CACHE_HOME"] = empty
-            explored = fastest(1, lambda given=pipeline: mailbox_findings(given))
-            times = [fastest(1, lambda given=pipeline: prove(given)) for _ in range(runs)]
+            explored = fastest(1, mailbox_findings, lambda given=pipeline: given)
+            times = [fastest(1, prove, lambda given=pipeline: given) for _ in range(runs)]
             proved = prove(pipeline)
         found.append(
             {
@@ -84,19 +90,19 @@ def main() -> int:
     worst = 0.0
     for size in SIZES:
         for captured in (False, True):
-            safe, racy = decode(size, captured), decode(size, captured, waits=False)
-            order = Order(safe)
+            safe = partial(decode, size, captured)
             parts = (
-                fastest(runs, lambda given=safe: Order(given)),
-                fastest(runs, lambda given=order: scan(given)),
-                fastest(runs, lambda given=safe: check(given)),
-                fastest(1, lambda given=racy: check(given)),
+                fastest(runs, Order, safe),
+                fastest(runs, scan, lambda given=safe: Order(given())),
+                fastest(runs, check, safe),
+                fastest(1, check, partial(safe, waits=False)),
             )
             mode = "captured" if captured else "eager"
-            print(f"{len(safe.launches):>8} {mode:>9}", *(f"{part:>9.2f}" for part in parts))
+            count = len(safe().launches)
+            print(f"{count:>8} {mode:>9}", *(f"{part:>9.2f}" for part in parts))
             names = ("order_ms", "conflicts_ms", "check_ms", "racy_check_ms")
             times = {name: round(part, 4) for name, part in zip(names, parts, strict=True)}
-            results.append({"launches": len(safe.launches), "mode": mode, **times})
+            results.append({"launches": count, "mode": mode, **times})
             worst = max(worst, parts[2])
     pipelines = shipped(runs)
     if options.out:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from functools import cache
 from pathlib import Path
 
 
@@ -21,6 +22,7 @@ def cache_folder(name: str) -> str | None:
     return folder if os.access(folder, os.W_OK) else None
 
 
+@cache  # the sources that are running do not change under a run
 def tool_digest(folder: Path = Path(__file__).parent) -> str:
     """One digest over every Python source and table of kpipe.codegen, names included."""
     total = hashlib.sha256()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -51,10 +52,9 @@ class Root(click.Group):
     ) -> NoReturn:
         """Run and leave with one of the documented exit codes."""
         words = list(sys.argv[1:] if args is None else args)
-        if args is None:  # a process of its own: collecting garbage would cost a tenth of its time
-            import gc
-
-            gc.disable()
+        own = args is None  # a process of its own, which leaves its garbage to the system
+        if own:
+            gc.disable()  # collecting it would cost a tenth of the time,
         extra["standalone_mode"] = False
         code = FINE
         try:
@@ -66,6 +66,8 @@ class Root(click.Group):
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             code = INTERRUPTED
+        if own:
+            gc.freeze()  # and the interpreter's own collection at the end another
         sys.exit(code)
 
 

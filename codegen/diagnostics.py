@@ -23,7 +23,7 @@ _CONTROL = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Span:
     """A stretch of a source file.
 
@@ -57,7 +57,7 @@ def subspan(span: Span, text: str, offset: int, length: int) -> Span:
     return Span(span.path, span.line, column, span.line, column + max(length, 1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Edit:
     """`text` in place of what stands at `span`; a span of zero width is an insertion.
 
@@ -68,7 +68,7 @@ class Edit:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Repair:
     """One way out of a finding, tried out: with these edits it is gone, and no other is there.
 
@@ -85,7 +85,7 @@ class Repair:
     claim: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Diagnostic:
     """One finding. Sorts by (path, line, column, code); findings without a place come first.
 

@@ -113,13 +113,11 @@ def _together(
     Findings are added to `found`; returns the notes of each spec.
     """
     prepared = [result.prepared for result in results if result.prepared is not None]
-    if found or not prepared:
+    if found or not any(item.plan.shares_memory for item in prepared):
         return {}
     from kpipe.codegen.proof.api import prove_pipeline
-    from kpipe.codegen.proof.shared import prove_together, shares_memory
+    from kpipe.codegen.proof.shared import prove_together
 
-    if not any(shares_memory(item.plan) for item in prepared):
-        return {}
     plans = [
         result.prepared.plan if result.prepared else prove_pipeline(result.spec, texts).pipeline
         for result in results

@@ -89,7 +89,7 @@ def assemble(
             }
         ),
         numerics=_numerics(resolved),
-        parallel=MappingProxyType(spec.parallel.model_dump()),
+        parallel=MappingProxyType(dict(spec.parallel)),
         targets=resolved.targets,
         rows=tuple(resolved.rows.items()),
         buffers=resolved.buffers,
@@ -112,7 +112,7 @@ def assemble(
         methods=name_methods(plans),
         modes=tuple(resolved.modes),
         fallbacks=fallbacks,
-        environment=MappingProxyType(spec.environment.model_dump()),
+        environment=MappingProxyType(dict(spec.environment)),
         streams=_streams(resolved, plans),
     )
 
@@ -121,7 +121,7 @@ def _numerics(resolved: Resolved) -> Mapping[str, str]:
     numerics = resolved.spec.numerics
     return MappingProxyType(
         {
-            **{f"round_{k}": v for k, v in numerics.round.model_dump().items()},
+            **{f"round_{k}": v for k, v in numerics.round},
             "sigmoid": numerics.sigmoid,
             "index_quant": numerics.index_quant,
         }

@@ -11,7 +11,7 @@ from kpipe.codegen.plan.model import PipelinePlan, StepPlan
 from kpipe.codegen.plan.modes import Mode
 from kpipe.codegen.plan.report import Report
 from kpipe.codegen.plan.resolve import Resolved
-from kpipe.codegen.plan.step import asked_mode, choices, plan_step
+from kpipe.codegen.plan.step import Known, asked_mode, choices, plan_step
 from kpipe.codegen.plan.tables import Cell, Table, read_table
 from kpipe.codegen.spec.document import Scalar, find
 
@@ -36,12 +36,12 @@ def build_plan(resolved: Resolved, report: Report, only: str = "") -> PipelinePl
     report.stop_on_errors()
     plans: list[StepPlan] = []
     fallbacks: dict[tuple[str, str, str], None] = {}
-    known: dict[tuple[object, ...], StepPlan] = {}
+    known, lists = {}, {}
     for place in declared_steps(resolved):
         cell = table.at(*place)
         mode = _mode_at(resolved, cell, only, fallbacks, report) if cell else None
         if mode is not None and cell is not None:
-            plans.append(_step(resolved, place, mode, cell, known, report))
+            plans.append(_step(resolved, place, mode, cell, known, lists, report))
     check_used(resolved, plans, report)
     report.stop_on_errors()
     return assemble(resolved, tuple(plans), tuple(fallbacks), report)
@@ -78,12 +78,12 @@ def plan_mode(
     """
     resolved = replace(resolved, modes={**resolved.modes, mode.name: mode})
     table = table or mode_table(resolved, report)
-    known: dict[tuple[object, ...], StepPlan] = {}
+    known, lists = {}, {}
     plans = []
     for place in places:
         cell = table.at(*place)
         if cell is not None:
-            plans.append(_step(resolved, place, mode, cell, known, report))
+            plans.append(_step(resolved, place, mode, cell, known, lists, report))
     report.stop_on_errors()
     return assemble(resolved, tuple(plans), (), report)
 
@@ -94,13 +94,14 @@ def _step(
     mode: Mode,
     cell: Cell,
     known: dict[tuple[object, ...], StepPlan],
+    lists: Known,
     report: Report,
 ) -> StepPlan:
     """The plan of one step, planned once for all steps of equal choices."""
     arch, q, rows = place
     key = (arch, q, mode.name, *choices(resolved, arch, q, rows, mode))
     if key not in known:
-        known[key] = plan_step(resolved, arch, q, rows, mode, cell, report)
+        known[key] = plan_step(resolved, arch, q, rows, mode, cell, report, lists)
     return replace(known[key], rows=rows, asked_mode=asked_mode(cell))
 
 

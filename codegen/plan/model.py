@@ -14,19 +14,23 @@ from kpipe.codegen.diagnostics import Span
 from kpipe.codegen.ops.contract import Access, Contract, Kind, Path, Phase, Tactic
 
 MAIN = "main"
+SHARED_SCOPES = ("model", "device")  # of buffers that other pipelines may declare as well
 
 
 @dataclass(frozen=True)
 class Binding:
-    """One operand of one launch, bound to memory."""
+    """One operand of one launch, bound to memory.
+
+    The hash leaves the enumerations out: theirs are slow, and names tell bindings apart.
+    """
 
     operand: str
     target: str  # buffer, column, mailbox, cache, step tensor or weight
-    kind: Kind
-    access: Access
-    phase: Phase
+    kind: Kind = field(hash=False)
+    access: Access = field(hash=False)
+    phase: Phase = field(hash=False)
     conditional: bool  # exists under a flag only; passed by keyword
-    path: Path = Path.GENERIC
+    path: Path = field(default=Path.GENERIC, hash=False)
 
 
 @dataclass(frozen=True)
@@ -234,6 +238,11 @@ class PipelinePlan:
     def context_parallel(self) -> bool:
         """True where contexts are sharded over ranks."""
         return self.parallel["dcp"] is not None
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether it declares a buffer that other pipelines may share."""
+        return any(buffer.scope in SHARED_SCOPES for buffer in self.buffers)
 
     def kernel(self, op: Contract) -> str:
         """The op's kernel template; empty where it has none, or none for these numerics and this

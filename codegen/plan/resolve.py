@@ -119,7 +119,7 @@ def _check_parallel(spec: Pipeline, report: Report) -> None:
 
 
 def _check_rope(geometry: Geometry, source: Source, report: Report) -> None:
-    for name, kind in geometry.rope.model_dump().items():
+    for name, kind in geometry.rope:
         if kind != "none":
             report.error(
                 "KP130",

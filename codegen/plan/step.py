@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kpipe.codegen.diagnostics import Span
-from kpipe.codegen.ops.contract import Contract, Kind
+from kpipe.codegen.ops.contract import Kind
 from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.codegen.plan.bind import bind_operands, operand_dtype
 from kpipe.codegen.plan.dataflow import check_dataflow
@@ -27,38 +27,95 @@ from kpipe.codegen.spec.document import Sequence as SequenceNode
 _BINDING = ("KP103", "KP202")  # a wrong binding would show again as a wrong type
 
 
+# What stands in a mode, op by op -> its launches, kept where nothing is wrong with them.
+Known = dict[tuple[object, ...], tuple[Launch, ...]]
+
+
 def plan_step(
-    resolved: Resolved, arch: str, q: int, rows: int, mode: Mode, cell: Cell, report: Report
+    resolved: Resolved,
+    arch: str,
+    q: int,
+    rows: int,
+    mode: Mode,
+    cell: Cell,
+    report: Report,
+    known: Known | None = None,
 ) -> StepPlan:
-    """The launches of a mode at these rows; what is wrong with them goes to the report."""
+    """The launches of a mode at these rows; what is wrong with them goes to the report.
+
+    Steps that launch the same ops differ in their tiles alone: with `known` they are checked once.
+    """
+    at = (arch, q, rows)
     words, names, chosen = _expand(resolved, arch, q, rows, mode)
+    options = [_options_at(resolved, w.name, op, at) for w, op in zip(words, names, strict=True)]
+    key = (mode.name, names, tuple(tuple(given.items()) for given in options))
+    like = known.get(key) if known and not report.found else None
+    seats, spans, heads = _seat(resolved, words, names, options, at, like is None, report)
+    nothing = StepPlan(rows, q, arch, mode.name, asked_mode(cell), (), (), 0)
+    if seats is None:
+        return nothing
+    if like is None:
+        like = _launches(resolved, mode, words, _renumber(words, seats), spans, at, report)
+    if report.found:  # a broken mode has no launches worth planning
+        return nothing
+    if known is not None:
+        known[key] = like
+    launches = tuple(_tiled(resolved, launch, at) for launch in like)
+    return StepPlan(
+        rows, q, arch, mode.name, asked_mode(cell), _items(words, launches), chosen, heads
+    )
+
+
+def _seat(
+    resolved: Resolved,
+    words: tuple[Word, ...],
+    names: tuple[str, ...],
+    options: list[dict[str, str]],
+    at: tuple[str, int, int],
+    bind: bool,
+    report: Report,
+) -> tuple[list[Seat] | None, list[Span], int]:
+    """Every op against its limits, and bound where that is asked for; head rows of a launch.
+
+    No seats at all where ops are of the other parallelism: what they exchange would be missing
+    everywhere.
+    """
+    arch, q, rows = at
     seats, spans, heads, fits = [], [], 0, True
-    for word, op, ahead in zip(words, names, ancestors(words), strict=True):
+    for word, op, given, ahead in zip(words, names, options, ancestors(words), strict=True):
         contract = resolved.contracts.get(op)
         if contract is None or word.verb != "launch":
             continue
-        stage = resolved.spec.stages[resolved.slots[word.name].stage]
-        path = ("stages", resolved.slots[word.name].stage)
         place = _place(resolved, word, op, arch, q, rows)
         if not check_limits(
             contract, resolved.spec, resolved.dims, arch, (q,), rows, place, report
         ):
             fits = False
             continue
-        targets = bind_operands(contract, op, stage, path, resolved.memory, place, report)
-        options = _options_at(resolved, contract, word.name, arch, q, rows)
-        seats.append(Seat(contract, targets, options, ahead, word.name))
-        spans.append(word.span)
+        if bind:
+            name = resolved.slots[word.name].stage
+            stage, path = resolved.spec.stages[name], ("stages", name)
+            targets = bind_operands(contract, op, stage, path, resolved.memory, place, report)
+            seats.append(Seat(contract, targets, given, ahead, word.name))
+            spans.append(word.span)
         heads = max(
-            heads,
-            head_rows(contract, resolved.dims, resolved.context_parallel, place, report),
+            heads, head_rows(contract, resolved.dims, resolved.context_parallel, place, report)
         )
-    if not fits:  # ops of the other parallelism: what they exchange would be missing everywhere
-        return StepPlan(rows, q, arch, mode.name, asked_mode(cell), (), (), 0)
-    seats = _renumber(words, seats)
+    return seats if fits else None, spans, heads
+
+
+def _launches(
+    resolved: Resolved,
+    mode: Mode,
+    words: tuple[Word, ...],
+    seats: list[Seat],
+    spans: list[Span],
+    at: tuple[str, int, int],
+    report: Report,
+) -> tuple[Launch, ...]:
+    """The launches of a mode's ops; none where the report holds a finding."""
     flags = derive_flags(seats, resolved.context_parallel)
     columns = {c: b.name for b in resolved.buffers for c, _, _ in b.columns}
-    launch_words = [w for w in words if w.verb == "launch"]
     labels = [seat.contract.name for seat in seats]
     where = f"mode `{mode.name}`"
     check_dataflow(resolved.spec, labels, seats, flags, spans, columns, where, report)
@@ -66,16 +123,21 @@ def plan_step(
     if not any(finding.code in _BINDING for finding in report.found):
         check_types(resolved.spec, labels, seats, flags, spans, columns, where, report)
     _check_conditional(resolved, seats, flags, spans, report)
-    if report.found:  # a broken mode has no launches worth planning
-        return StepPlan(rows, q, arch, mode.name, asked_mode(cell), (), (), 0)
-    pdls = _pdls(resolved, launch_words, seats, flags)
+    if report.found:
+        return ()
+    launched = [word for word in words if word.verb == "launch"]
+    pdls = _pdls(resolved, launched, seats, flags)
     bases = {seat.contract.lse_base for seat in seats if seat.contract.lse_base}
-    launches = tuple(
-        _launch(resolved, index, word, seat, flags[index], pdls[index], (arch, q, rows), bases)
-        for index, (word, seat) in enumerate(zip(launch_words, seats, strict=True))
+    return tuple(
+        _launch(resolved, index, word, seat, flags[index], pdls[index], at, bases)
+        for index, (word, seat) in enumerate(zip(launched, seats, strict=True))
     )
-    items = _items(words, launches)
-    return StepPlan(rows, q, arch, mode.name, asked_mode(cell), items, chosen, heads)
+
+
+def _tiled(resolved: Resolved, launch: Launch, at: tuple[str, int, int]) -> Launch:
+    """The launch with the tiles of these rows."""
+    tactic = tactic_at(resolved.slots[launch.word], launch.contract, resolved.dims, *at)
+    return launch if tactic == launch.tactic else replace(launch, tactic=tactic)
 
 
 def _place(resolved: Resolved, word: Word, op: str, arch: str, q: int, rows: int) -> Span:
@@ -132,13 +194,13 @@ def _renumber(words: tuple[Word, ...], seats: list[Seat]) -> list[Seat]:
     return [replace(s, ahead=frozenset(numbers[p] for p in s.ahead)) for s in seats]
 
 
-def _options_at(
-    resolved: Resolved, contract: Contract, word: str, arch: str, q: int, rows: int
-) -> dict[str, str]:
+def _options_at(resolved: Resolved, word: str, op: str, at: tuple[str, int, int]) -> dict[str, str]:
+    """What the stage's tables say for the options of an op; empty for a fork or join."""
+    contract = resolved.contracts.get(op)
     options = {}
-    for option in contract.options:
+    for option in contract.options if contract else ():
         table = resolved.slots[word].options.get(option.name)
-        cell = table.at(arch, q, rows) if table else None
+        cell = table.at(*at) if table else None
         value = cell.value.raw if cell and isinstance(cell.value, Scalar) else option.choices[0]
         options[option.name] = value
     return options

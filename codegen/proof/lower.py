@@ -8,7 +8,7 @@ schedule is safe only together with its neighbours.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from kpipe.codegen.ops.contract import Access as Touch
 from kpipe.codegen.ops.contract import Kind, Path, Phase, Release
@@ -76,11 +76,16 @@ def behind_the_engine(program: Program, positions: Iterable[int]) -> bool:
     return any(program.launches[position].node.name == BETWEEN_LAYERS for position in positions)
 
 
-def lower_layers(pipeline: PipelinePlan, step: StepPlan, layers: int) -> list[list[Action]]:
-    """What each layer issues, between layers included; eager and captured programs share it."""
+def lower_layers(
+    pipeline: PipelinePlan, step: StepPlan, layers: int, lowering: Lowering | None = None
+) -> list[list[Action]]:
+    """What each layer issues, between layers included; eager and captured programs share it.
+
+    `lowering` is the pipeline's, where the caller lowers more than one step of it.
+    """
     streams = {name: number for number, name in enumerate(step.streams)}
-    lowering = _Lowering(pipeline, streams)
-    return [lowering.layer(step, number) for number in range(layers)]
+    lowering = lowering or Lowering(pipeline)
+    return [lowering.layer(step, number, streams) for number in range(layers)]
 
 
 def lower_together(
@@ -93,7 +98,7 @@ def lower_together(
     streams of equal name are one stream, or with `own_streams` one of each pipeline.
     """
     streams: dict[str, int] = {MAIN: 0}
-    lowerings: dict[str, _Lowering] = {}
+    lowerings: dict[str, Lowering] = {}
     counts: dict[str, int] = {}
     body: list[Action] = []
     for pipeline, step in layers:
@@ -101,13 +106,10 @@ def lower_together(
         names = {name: MAIN if name == MAIN else f"{name}{own}" for name in step.streams}
         for name in names.values():
             streams.setdefault(name, len(streams))
-        lowering = lowerings.setdefault(
-            pipeline.name,
-            _Lowering(pipeline, {n: streams[known] for n, known in names.items()}, pipeline.name),
-        )
+        lowering = lowerings.setdefault(pipeline.name, Lowering(pipeline, pipeline.name))
         number = counts.setdefault(pipeline.name, 0)
         counts[pipeline.name] += 1
-        body += lowering.layer(step, number)
+        body += lowering.layer(step, number, {n: streams[known] for n, known in names.items()})
     inputs = Segment((model.Launch(0, _engine_inputs([pipeline for pipeline, _ in layers])),))
     return Program((inputs, Segment(tuple(body), captured=captured)) * STEPS)
 
@@ -152,18 +154,38 @@ def _release(pipeline: PipelinePlan, layer: Sequence[Action]) -> Reuse:
     return Reuse(RELEASE, tuple(Access(name, write=True) for name in sorted(used)))
 
 
-class _Lowering:
-    """Names of memory and numbers of events while one plan is lowered.
+@dataclass(frozen=True)
+class _Lowered:
+    """A launch whose accesses are known, and its kernels by (attribute, release)."""
 
-    `owner` is the pipeline's name where several share a program: it is put behind the names of
-    what the pipeline has for itself.
+    launch: Launch
+    accesses: tuple[Access, ...]
+    kernels: dict[tuple[bool, bool], Kernel] = field(default_factory=dict)
+
+    def serves(self, launch: Launch) -> bool:
+        """Whether the other launch touches the same memory in the same way."""
+        known = self.launch
+        return (
+            known.contract is launch.contract
+            and known.flags == launch.flags
+            and known.bindings == launch.bindings
+        )
+
+
+class Lowering:
+    """Names of memory and kernels while steps of one pipeline are lowered.
+
+    A kernel is made once: the lists of a pipeline launch mostly the same ones, and the trials of
+    synthesis differ in the overlap of one launch.  `owner` is the pipeline's name where several
+    share a program: it is put behind the names of what the pipeline has for itself.
     """
 
-    def __init__(self, pipeline: PipelinePlan, streams: Mapping[str, int], owner: str = "") -> None:
+    def __init__(self, pipeline: PipelinePlan, owner: str = "") -> None:
         self.pipeline = pipeline
         self.owner = owner
         self.own = f"@{owner}" if owner else ""
-        self.streams = streams
+        self.between = between_layers(pipeline)
+        self.known: dict[tuple[str, int], list[_Lowered]] = {}  # name and layer of a launch
         self.columns = {
             name: (buffer.name, (offset, offset + width))
             for buffer in pipeline.buffers
@@ -178,24 +200,50 @@ class _Lowering:
         self.silent = pipeline.environment["between_layers"] == "silent"
         self.scopes = {buffer.name: buffer.scope for buffer in pipeline.buffers}
 
-    def layer(self, step: StepPlan, number: int) -> list[Action]:
+    def layer(self, step: StepPlan, number: int, streams: Mapping[str, int]) -> list[Action]:
         """One layer's actions; `number` counts the layers of the kind."""
         actions: list[Action] = []
         event = 0
         for item in step.items:
             if isinstance(item, Launch):
-                actions.append(model.Launch(self.streams[item.stream], self.kernel(item, number)))
+                actions.append(model.Launch(streams[item.stream], self.kernel(item, number)))
                 continue
             fork = isinstance(item, Fork)
             before, behind = (item.origin, item.stream) if fork else (item.stream, item.target)
-            actions.append(model.Record(self.streams[before], event))
-            actions.append(model.Wait(self.streams[behind], event))
+            actions.append(model.Record(streams[before], event))
+            actions.append(model.Wait(streams[behind], event))
             event += 1
-        actions.append(model.Launch(self.streams[MAIN], between_layers(self.pipeline)))
+        actions.append(model.Launch(streams[MAIN], self.between))
         return actions
 
     def kernel(self, launch: Launch, number: int) -> Kernel:
         """One launch with its accesses."""
+        lowered = self.lowered(launch, number)
+        overlap = launch.pdl.attribute, launch.pdl.release
+        kernel = lowered.kernels.get(overlap)
+        if kernel is None:
+            release = launch.contract.release
+            released = launch.pdl.release or release is Release.LIBRARY
+            kernel = lowered.kernels[overlap] = Kernel(
+                f"{self.owner}.{launch.name}" if self.owner else launch.name,
+                lowered.accesses,
+                pdl=launch.pdl.attribute,
+                waits=launch.contract.waits,
+                trigger=_TRIGGERS[release] if released else "never",
+            )
+        return kernel
+
+    def lowered(self, launch: Launch, number: int) -> _Lowered:
+        """What is known of a launch in layer `number`, or of one that touches the same."""
+        known = self.known.setdefault((launch.name, number), [])
+        for one in known:
+            if one.serves(launch):
+                return one
+        known.append(_Lowered(launch, tuple(self.touches(launch, number))))
+        return known[-1]
+
+    def touches(self, launch: Launch, number: int) -> list[Access]:
+        """All accesses of a launch, in the order of its operands, scratch last."""
         accesses: list[Access] = []
         polled = polled_operands(launch.contract, dict(launch.flags))
         for binding in launch.bindings:
@@ -206,7 +254,7 @@ class _Lowering:
                 elif binding.operand in launch.contract.proxy_fence:
                     found = [replace(access, fenced=access.write) for access in found]
                 accesses += found
-        accesses += [
+        return accesses + [
             Access(
                 f"{WORKSPACE}{launch.op}.{scratch.name}{self.own}",
                 write=True,
@@ -214,15 +262,6 @@ class _Lowering:
             )
             for scratch in launch.contract.scratch
         ]
-        release = launch.contract.release
-        released = launch.pdl.release or release is Release.LIBRARY
-        return Kernel(
-            f"{self.owner}.{launch.name}" if self.owner else launch.name,
-            tuple(accesses),
-            pdl=launch.pdl.attribute,
-            waits=launch.contract.waits,
-            trigger=_TRIGGERS[release] if released else "never",
-        )
 
     def accesses(self, binding: Binding, number: int, polls: bool) -> list[Access]:
         """The accesses behind one operand."""

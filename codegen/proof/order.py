@@ -6,10 +6,11 @@ of this order: two instants that it leaves unordered do occur in both orders.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kpipe.codegen.proof.edges import Edges, edges
 from kpipe.codegen.proof.instants import LETTERS, Letter, Point, number, point, waits
+from kpipe.codegen.proof.kept import Kept
 from kpipe.codegen.proof.program import Program
 from kpipe.codegen.proof.reasons import reason
 
@@ -53,10 +54,9 @@ class Order:
         assumptions: frozenset[str] = frozenset(),
         fences: bool = False,
     ) -> None:
-        self.edges: Edges = edges(program, assumptions, fences)
+        self.edges, self.before, self.operations = _ordered(program, assumptions, fences)
         self.launches = self.edges.launches
         self.assumptions = assumptions
-        self.before, self.operations = _closure(self.edges)
 
     def number(self, instant: Point) -> int:
         """The number of an instant; ValueError for a position or letter that does not exist."""
@@ -164,6 +164,32 @@ _WORDS: dict[Letter, str] = {
     "X": "the exit",
     "E": "the completion",
 }
+
+
+# Orders of the shapes met last: the launch lists of a pipeline differ mostly in memory, and one
+# program is asked for its order by every rule.  Long programs are as large as their closures, some
+# megabytes, and are not kept.
+_KEPT: Kept[tuple[Edges, list[int], int]] = Kept(64)
+_LONG = 256  # launches
+
+
+def _ordered(
+    program: Program, assumptions: frozenset[str], fences: bool
+) -> tuple[Edges, list[int], int]:
+    """The edges of a program, their closure and the number of its unions.
+
+    What is returned is shared by all orders of that shape, and never written to.
+    """
+    if len(program.launches) > _LONG:
+        graph = edges(program, assumptions, fences)
+        return (graph, *_closure(graph))
+    key = (program.shape, assumptions, fences)
+    kept = _KEPT.get(key)
+    if kept is None:
+        graph = edges(program, assumptions, fences)
+        kept = _KEPT.keep(key, (replace(graph, launches=()), *_closure(graph)))
+    graph, before, operations = kept
+    return replace(graph, launches=program.launches), before, operations
 
 
 def _closure(graph: Edges) -> tuple[list[int], int]:

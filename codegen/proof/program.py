@@ -50,7 +50,52 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Touched:
+    """The buffers of a node's accesses, each way of touching one named once.
+
+    `ways`: (buffer, write, early), in the order of the accesses.  `buffers`: (buffer, whether it is
+    read, whether it is written).  `stores`: sites of plain stores without a fence between the
+    proxies, `bulk_reads`: sites of reads by TMA.
+    """
+
+    ways: tuple[tuple[str, bool, bool], ...]
+    buffers: tuple[tuple[str, bool, bool], ...]
+    stores: tuple[int, ...]
+    bulk_reads: tuple[int, ...]
+
+
+def _touched(accesses: tuple[Access, ...]) -> Touched:
+    ways = tuple(dict.fromkeys((a.buffer, a.write, a.early) for a in accesses))
+    reads = {buffer for buffer, write, _ in ways if not write}
+    writes = {buffer for buffer, write, _ in ways if write}
+    named = dict.fromkeys(buffer for buffer, _, _ in ways)
+    paths = [(site, a.write, a.path, a.fenced) for site, a in enumerate(accesses)]
+    return Touched(
+        ways,
+        tuple((buffer, buffer in reads, buffer in writes) for buffer in named),
+        tuple(s for s, write, path, fenced in paths if write and path == "generic" and not fenced),
+        tuple(site for site, write, path, _ in paths if not write and path == "async"),
+    )
+
+
+class _Node:
+    """What kernels and copies have in common: facts of the node alone, found once."""
+
+    accesses: tuple[Access, ...]
+
+    @cached_property
+    def touched(self) -> Touched:
+        """The buffers that it touches, and how."""
+        return _touched(self.accesses)
+
+    @property
+    def shape(self) -> tuple:
+        """All of it that the order of a program depends on: no name, and nothing of memory."""
+        return (type(self),)
+
+
+@dataclass(frozen=True)
+class Kernel(_Node):
     """A kernel node.
 
     `pdl`: launched with programmatic stream serialisation.  `waits`: in every CTA some warp role
@@ -67,9 +112,14 @@ class Kernel:
     trigger: Trigger = "never"
     fenced: bool = False
 
+    @cached_property
+    def shape(self) -> tuple:
+        """Every field but the name and the accesses."""
+        return (type(self), self.pdl, self.waits, self.trigger, self.fenced)
+
 
 @dataclass(frozen=True)
-class Copy:
+class Copy(_Node):
     """A memset, memcpy or host node: plain, and never a programmatic parent."""
 
     name: str
@@ -121,6 +171,17 @@ class Segment:
     captured: bool = False
     stream: int = 0  # where a captured segment's graph is launched, and where capture begins
 
+    @cached_property
+    def shape(self) -> tuple:
+        """The segment without names and memory: equal shapes make equal orders."""
+        actions = (
+            (action.stream, action.node.shape)
+            if isinstance(action, Launch)
+            else (action.stream, type(action), action.event)
+            for action in self.actions
+        )
+        return (self.captured, self.stream, *actions)
+
 
 @dataclass(frozen=True)
 class Program:
@@ -128,6 +189,11 @@ class Program:
     begins with all its streams and events empty."""
 
     segments: tuple[Segment, ...]
+
+    @property
+    def shape(self) -> tuple:
+        """All that the order of the program depends on."""
+        return tuple(segment.shape for segment in self.segments)
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from kpipe.codegen.diagnostics import Diagnostic, SpecError
 from kpipe.codegen.plan.model import Method, PipelinePlan, StepPlan
 from kpipe.codegen.proof.cite import lost_at, rests_of
-from kpipe.codegen.proof.lower import behind_the_engine
+from kpipe.codegen.proof.lower import Lowering, behind_the_engine
 from kpipe.codegen.proof.mailboxes import mailbox_findings
 from kpipe.codegen.proof.memory_rules import dirty_findings, memory_finding
 from kpipe.codegen.proof.order import Missing, Order
@@ -49,7 +49,8 @@ def prove(pipeline: PipelinePlan) -> ProvedPlan:
 
 def synthesise_all(pipeline: PipelinePlan, methods: Iterable[Method]) -> dict[tuple, Synthesis]:
     """The decided overlap of each method's launch list, by identity."""
-    return {method.plan.identity: synthesise(pipeline, method.plan) for method in methods}
+    lowering = Lowering(pipeline)
+    return {method.plan.identity: synthesise(pipeline, method.plan, lowering) for method in methods}
 
 
 def race_findings(pipeline: PipelinePlan, proved: Mapping[tuple, Synthesis]) -> list[Diagnostic]:

@@ -31,9 +31,8 @@ def crossing_pairs(program: Program, order: Order | None = None) -> frozenset[Pa
     found: list[Pair] = []
     for position, launch in enumerate(program.launches):
         node = launch.node
-        for site, access in enumerate(node.accesses):
-            if access.write or access.path != "async":
-                continue
+        for site in node.touched.bulk_reads:
+            access = node.accesses[site]
             for first, first_site, written in stores.get(access.buffer, ()):
                 if written.conflicts(access):
                     order = order or Order(program)
@@ -41,9 +40,9 @@ def crossing_pairs(program: Program, order: Order | None = None) -> frozenset[Pa
                         found.append((first, first_site, position, site))
         if isinstance(node, Reuse):
             continue
-        for site, access in enumerate(node.accesses):
-            if _plain_store(access):
-                stores.setdefault(access.buffer, []).append((position, site, access))
+        for site in node.touched.stores:
+            access = node.accesses[site]
+            stores.setdefault(access.buffer, []).append((position, site, access))
     return frozenset(found)
 
 
@@ -73,10 +72,6 @@ def proxy_races(program: Program, strict: Order | None = None) -> tuple[Race, ..
             for first, first_site, second, second_site in crossing - frozenset(scan(order).pairs)
         )
     )
-
-
-def _plain_store(access: Access) -> bool:
-    return access.write and access.path == "generic" and not access.fenced
 
 
 def proxy_reasons(first: str, second: str, buffer: str) -> tuple[str, str]:

@@ -14,9 +14,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kpipe.codegen.proof.instants import PER_LAUNCH, begin, end, known, number
+from kpipe.codegen.proof.instants import (
+    EXITED,
+    FLUSHED,
+    PER_LAUNCH,
+    START,
+    WAITED,
+    begin,
+    end,
+    known,
+    number,
+    waits,
+)
 from kpipe.codegen.proof.order import Order
-from kpipe.codegen.proof.program import Access, Program, Reuse
+from kpipe.codegen.proof.program import Access, Copy, Kernel, Program, Reuse
 
 # PROXY: ordered, but read by another path than it was written (`proxies.py`).
 Kind = Literal["RAW", "WAR", "WAW", "PROXY"]
@@ -53,9 +64,9 @@ class Race:
         return self.buffer.partition("@")[0].partition(" of layer ")[0]
 
 
-@dataclass
+@dataclass(slots=True)
 class _History:
-    """The accesses of one buffer so far: their ends as bit sets, and who they are.
+    """The accesses of one buffer so far: their ends as bit sets.
 
     `captured`: some are of graphs, which keep the address; `returned`: where the host has then
     given the memory back.
@@ -63,7 +74,6 @@ class _History:
 
     writes: int = 0
     reads: int = 0
-    sites: dict[int, list[tuple[int, Access]]] = field(default_factory=dict)
     captured: bool = False
     returned: list[tuple[int, int, Access]] = field(default_factory=list)
 
@@ -72,8 +82,9 @@ class _History:
 class Scan:
     """Unordered conflicting pairs, and how much work it took to find them.
 
-    `looked`: accesses compared with their buffer's history, one bit set operation each.
-    `compared`: pairs whose regions were compared, which are only pairs that are unordered.
+    `looked`: accesses compared with their buffer's history, one bit set operation each; those of
+    one launch that touch a buffer in the same way are one.  `compared`: pairs whose regions were
+    compared, which are only pairs that are unordered.
     """
 
     pairs: list[Pair] = field(default_factory=list)
@@ -81,79 +92,110 @@ class Scan:
     compared: int = 0
 
 
-def scan(order: Order, assumptions: frozenset[str] = frozenset()) -> Scan:
+def scan(order: Order, assumptions: frozenset[str] = frozenset(), stop: bool = False) -> Scan:
     """Every unordered conflicting pair, older ones included, in one pass over the accesses.
 
     The ends of a buffer's accesses form a bit set, so one subtraction leaves those that do not
-    precede a new access; all the pairs that are in order are never visited.
+    precede a new access; all the pairs that are in order are never visited.  With `stop`, behind
+    the first launch that has such a pair nothing is looked at.
     """
     found = Scan()
     histories: dict[str, _History] = {}
     for position, launch in enumerate(order.launches):
+        if stop and found.pairs:
+            break
         node = launch.node
-        for site, access in enumerate(node.accesses):
-            history = histories.get(access.buffer)
+        behind = waits(node)
+        base = PER_LAUNCH * position
+        for way in node.touched.ways:
+            buffer, write, early = way
+            history = histories.get(buffer)
             if history is None:
                 continue
             found.looked += 1
-            ends = history.writes | history.reads if access.write else history.writes
-            started = order.before[number(position, node, begin(node, access))]
+            ends = history.writes | history.reads if write else history.writes
+            started = order.before[base + (WAITED if behind and not early else START)]
             late = ends ^ (ends & started)
             if late:
-                for first in _late(order, history, late, access, assumptions, found):
-                    found.pairs.append((*first, position, site))
-            if history.returned and order.edges.in_graph[position] and not isinstance(node, Reuse):
-                for first, first_site, given in history.returned:
-                    if given.conflicts(access):
-                        found.pairs.append((first, first_site, position, site))
-        for site, access in enumerate(node.accesses):  # no access conflicts with its own launch
-            if not isinstance(node, Reuse):
-                _remember(order, histories, position, site, access, assumptions)
-            elif not order.edges.in_graph[position]:
-                history = histories.get(access.buffer, _History())
-                history.returned += [(position, site, access)] if history.captured else []
+                found.pairs += _late(order, late, position, way, assumptions, found)
+            if history.returned and order.edges.in_graph[position]:
+                found.pairs += _returned(history, node, position, way)
+        _remember(order, histories, position, assumptions)
     found.pairs.sort()
     return found
 
 
+def _sites(node: Kernel | Copy, way: tuple[str, bool, bool]) -> list[tuple[int, Access]]:
+    return [
+        (site, access)
+        for site, access in enumerate(node.accesses)
+        if (access.buffer, access.write, access.early) == way
+    ]
+
+
 def _late(
     order: Order,
-    history: _History,
     late: int,
-    access: Access,
+    second: int,
+    way: tuple[str, bool, bool],
     assumptions: frozenset[str],
     found: Scan,
-) -> Iterator[Site]:
+) -> Iterator[Pair]:
+    """The pairs behind the ends that do not precede launch `second` touching its buffer so."""
+    sites = _sites(order.launches[second].node, way)
     while late:
         instant = (late & -late).bit_length() - 1
         late &= late - 1
         position = instant // PER_LAUNCH
         node = order.launches[position].node
-        for site, earlier in history.sites[position]:
+        for site, earlier in enumerate(node.accesses):
+            if earlier.buffer != way[0]:
+                continue
             if number(position, node, end(earlier, assumptions)) != instant:
                 continue
-            found.compared += 1
-            if earlier.conflicts(access):
-                yield position, site
+            found.compared += len(sites)
+            for second_site, access in sites:
+                if earlier.conflicts(access):
+                    yield position, site, second, second_site
+
+
+def _returned(
+    history: _History, node: Kernel | Copy, second: int, way: tuple[str, bool, bool]
+) -> Iterator[Pair]:
+    """The pairs of memory that was given back with a node of a graph that uses it afterwards."""
+    if isinstance(node, Reuse):
+        return
+    for first, first_site, given in history.returned:
+        for site, access in _sites(node, way):
+            if given.conflicts(access):
+                yield first, first_site, second, site
 
 
 def _remember(
-    order: Order,
-    histories: dict[str, _History],
-    position: int,
-    site: int,
-    access: Access,
-    assumptions: frozenset[str],
+    order: Order, histories: dict[str, _History], position: int, assumptions: frozenset[str]
 ) -> None:
-    history = histories.setdefault(access.buffer, _History())
-    history.captured = history.captured or order.edges.in_graph[position]
+    """No access conflicts with its own launch, so a launch is remembered behind all of its own."""
     node = order.launches[position].node
-    bit = 1 << number(position, node, end(access, assumptions))
-    if access.write:
-        history.writes |= bit
-    else:
-        history.reads |= bit
-    history.sites.setdefault(position, []).append((site, access))
+    in_graph = order.edges.in_graph[position]
+    if isinstance(node, Reuse):
+        for site, access in enumerate(node.accesses if not in_graph else ()):
+            history = histories.get(access.buffer)
+            if history and history.captured:
+                history.returned.append((position, site, access))
+        return
+    base = PER_LAUNCH * position
+    read = 1 << base + EXITED
+    written = read if "m3" in assumptions else 1 << base + FLUSHED
+    for buffer, reads, writes in node.touched.buffers:
+        history = histories.get(buffer)
+        if history is None:
+            history = histories[buffer] = _History()
+        if reads:
+            history.reads |= read
+        if writes:
+            history.writes |= written
+        if in_graph:
+            history.captured = True
 
 
 def racy_pairs(program: Program, assumptions: frozenset[str] = frozenset()) -> frozenset[Pair]:

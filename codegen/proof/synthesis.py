@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 
 from kpipe.codegen.plan.model import Item, Launch, Pdl, PipelinePlan, StepPlan
 from kpipe.codegen.proof.cite import lost_at
-from kpipe.codegen.proof.lower import LAYERS, STEPS, behind_the_engine, lower, lower_layers
+from kpipe.codegen.proof.lower import (
+    LAYERS,
+    STEPS,
+    Lowering,
+    behind_the_engine,
+    lower,
+    lower_layers,
+)
 from kpipe.codegen.proof.order import Order
 from kpipe.codegen.proof.program import Kernel, Program
 from kpipe.codegen.proof.program import Launch as Node
@@ -37,49 +44,80 @@ class Synthesis:
     races: tuple[tuple[Program, Race], ...]
 
 
-def synthesise(pipeline: PipelinePlan, step: StepPlan) -> Synthesis:
+def synthesise(
+    pipeline: PipelinePlan, step: StepPlan, lowering: Lowering | None = None
+) -> Synthesis:
     """Weaken the step until every rule set is free of races, then give back what was not needed.
 
     The result is locally strongest: no single launch can have its overlap back.  `races` is left
-    where weakening does not help, because the ops themselves are in the wrong order.
+    where weakening does not help, because the ops themselves are in the wrong order.  `lowering` is
+    the pipeline's, where several of its steps are synthesised.
     """
-    asked = step
+    asked, lowering = step, lowering or Lowering(pipeline)
+    if clean := _clean(lowering, asked):
+        return clean
     # What is unordered in a short program is so in the whole one, of which it is a part: most of
     # what has to be taken back shows there already, at a third of the work.
-    step = _weaken(step, _tried(pipeline, step, SHORT).races)
-    found = _tried(pipeline, step, WHOLE)
+    step = _weaken(step, _tried(lowering, step, SHORT).races)
+    found = _tried(lowering, step, WHOLE)
     while found.races and (step := _weaken(found.step, found.races)) is not found.step:
-        found = _tried(pipeline, step, WHOLE)
+        found = _tried(lowering, step, WHOLE)
     if found.races:
         return found
     for name in [launch.name for launch in found.step.launches]:
         for part in ("attribute", "release"):
             stronger = _with_overlap_of(found.step, asked, name, part)
-            if stronger is not found.step and not _racy(pipeline, stronger):
-                again = _tried(pipeline, stronger, WHOLE)
+            if stronger is not found.step and not _racy(lowering, stronger):
+                again = _tried(lowering, stronger, WHOLE)
                 found = found if again.races else again
     return found
 
 
-def _tried(pipeline: PipelinePlan, step: StepPlan, size: tuple[int, int]) -> Synthesis:
+def _programs(lowering: Lowering, step: StepPlan, size: tuple[int, int]) -> tuple[Program, Program]:
+    """The step's programs by the order of RULE_SETS."""
     layers, steps = size
-    bodies = lower_layers(pipeline, step, layers)
-    programs = tuple(
-        lower(pipeline, step, captured=captured, steps=steps, released=not captured, bodies=bodies)
+    bodies = lower_layers(lowering.pipeline, step, layers, lowering)
+    eager, captured = (
+        lower(
+            lowering.pipeline,
+            step,
+            captured=captured,
+            steps=steps,
+            released=not captured,
+            bodies=bodies,
+        )
         for captured in RULE_SETS
     )
+    return eager, captured
+
+
+def _clean(lowering: Lowering, step: StepPlan) -> Synthesis | None:
+    """The step as it is, where it can be seen at once that no rule set finds a race in it.
+
+    That is where not even the order with fences, which claims least, leaves anything open.
+    """
+    programs = _programs(lowering, step, WHOLE)
+    for program in programs:
+        strict = Order(program, fences=True)
+        if scan(strict, stop=True).pairs or crossing_pairs(program, strict):
+            return None
+    return Synthesis(step, programs, ())
+
+
+def _tried(lowering: Lowering, step: StepPlan, size: tuple[int, int]) -> Synthesis:
+    programs = _programs(lowering, step, size)
     races = tuple((program, race) for program in programs for race in races_of(program))
     return Synthesis(step, programs, races)
 
 
-def _racy(pipeline: PipelinePlan, step: StepPlan) -> bool:
+def _racy(lowering: Lowering, step: StepPlan) -> bool:
     """Whether a short program of the step has a race; what is cheap to see is looked at first."""
     layers, steps = SHORT
-    bodies = lower_layers(pipeline, step, layers)
+    bodies = lower_layers(lowering.pipeline, step, layers, lowering)
     for captured in reversed(RULE_SETS):
-        program = lower(pipeline, step, captured=captured, steps=steps, bodies=bodies)
+        program = lower(lowering.pipeline, step, captured=captured, steps=steps, bodies=bodies)
         order = Order(program)
-        if crossing_pairs(program, order) or scan(order).pairs or check_all(program):
+        if crossing_pairs(program, order) or scan(order, stop=True).pairs or check_all(program):
             return True
     return False
 
@@ -89,13 +127,21 @@ def _with_overlap_of(step: StepPlan, asked: StepPlan, name: str, part: str) -> S
     where it has it."""
     wanted = next(launch.pdl for launch in asked.launches if launch.name == name)
     given = {key: getattr(wanted, key) for key in (part, f"{part}_reason", f"{part}_rule")}
+
+    def lacks(item: Item) -> bool:
+        return (
+            isinstance(item, Launch)
+            and item.name == name
+            and any(getattr(item.pdl, key) != value for key, value in given.items())
+        )
+
+    if not any(map(lacks, step.items)):
+        return step
     items: tuple[Item, ...] = tuple(
-        replace(item, pdl=replace(item.pdl, **given))
-        if isinstance(item, Launch) and item.name == name
-        else item
+        replace(item, pdl=replace(item.pdl, **given)) if lacks(item) else item
         for item in step.items
     )
-    return step if items == step.items else replace(step, items=items)
+    return replace(step, items=items)
 
 
 def races_of(program: Program) -> tuple[Race, ...]:

@@ -22,7 +22,7 @@ SIZE_LIMIT = 1 << 20  # bytes; the largest sensible specification is a few KiB
 UNREADABLE = "KP100"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scalar:
     """A leaf. `raw` is the text as written (decoded when quoted), `value` what it means."""
 
@@ -32,7 +32,7 @@ class Scalar:
     quoted: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sequence:
     """A list, block or flow style."""
 
@@ -40,7 +40,7 @@ class Sequence:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entry:
     """One `key: value` of a mapping. The key is always text: `4` is "4", `on` is "on"."""
 
@@ -49,7 +49,7 @@ class Entry:
     value: Node
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mapping:
     """A mapping in file order; keys are unique."""
 

@@ -38,7 +38,7 @@ class ExpressionError(ValueError):
         self.message, self.offset, self.length = message, offset, length
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Number:
     """A literal, from 0 to 2**62. Places do not take part in equality, here and below."""
 
@@ -47,7 +47,7 @@ class Number:
     length: int = field(default=0, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Name:
     """A dimension, looked up when evaluating."""
 
@@ -56,7 +56,7 @@ class Name:
     length: int = field(default=0, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Binary:
     """`left operator right` with operator one of + - * /."""
 
@@ -67,7 +67,7 @@ class Binary:
     length: int = field(default=0, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Call:
     """`function(left, right)` with one of FUNCTIONS."""
 

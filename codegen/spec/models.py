@@ -50,7 +50,12 @@ Table = Annotated[
 
 
 class Model(BaseModel):
-    """Base of every model: immutable, unknown keys are errors."""
+    """Base of every model: immutable, unknown keys are errors.
+
+    Defaults that are models are `model_construct()`ed: validating them would compile a validator
+    for each of their classes while this file is imported.  `dict(model)` compiles none either,
+    `model_dump()` does.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -115,7 +120,7 @@ class Round(Model):
 class Numerics(Model):
     """Rounding points and quantisers: part of the result, so part of the spec."""
 
-    round: Round = Round()
+    round: Round = Round.model_construct()
     sigmoid: Literal["exact", "refined", "fast"] = Field(
         "refined", description="exact: div.rn; refined: reciprocal plus one Newton step; fast"
     )
@@ -253,14 +258,14 @@ class Pipeline(Model):
     name: Name
     doc: Doc = ""
     geometry: Name = Field(description="file below geometry/ that holds the model's dimensions")
-    parallel: Parallel = Parallel()
+    parallel: Parallel = Parallel.model_construct()
     targets: tuple[Annotated[str, BeforeValidator(_as_written)], ...] = Field(
         min_length=1, description="GPU architectures, e.g. sm_90a"
     )
     rows: Rows
-    features: Features = Features()
-    environment: Environment = Environment()
-    numerics: Numerics = Numerics()
+    features: Features = Features.model_construct()
+    environment: Environment = Environment.model_construct()
+    numerics: Numerics = Numerics.model_construct()
     buffers: dict[Name, Buffer] = Field(default={})
     mailboxes: dict[Name, Mailbox] = Field(default={})
     caches: dict[Name, Cache] = Field(default={})
@@ -303,4 +308,4 @@ class Geometry(Model):
     doc: Doc = ""
     dims: dict[Name, Expression] = Field(min_length=1, max_length=256)
     scalars: Scalars
-    rope: Rope = Rope()
+    rope: Rope = Rope.model_construct()

@@ -31,7 +31,7 @@ _RANGE = re.compile(r"([0-9]+)(?:(-)([0-9]*))?")
 _FOREIGN = re.compile(r"[^0-9 \-]")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowRange:
     """Rows `first` to `last`, both included; `last` None means no upper end.
 

@@ -278,6 +278,32 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stderr == "[]\n"
 
 
+def test_a_first_generate_imports_nothing_in_vain(project: Path) -> None:
+    script = (
+        "import sys; from kpipe.codegen.cli import main\n"
+        "try: main(['generate', 'base.yaml'])\n"
+        "except SystemExit: pass\n"
+        "vain = 'difflib rich kpipe.codegen.proof.races'.split()\n"
+        "print('pydantic' in sys.modules, [name for name in vain if name in sys.modules])\n"
+    )
+    command = [sys.executable, "-c", script]
+    for _ in range(2):  # the second one remembers the proof
+        shutil.rmtree("generated", ignore_errors=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "True []"
+
+
+def test_a_process_of_its_own_leaves_its_garbage_to_the_system(project: Path) -> None:
+    script = (
+        "import atexit, gc, sys; from kpipe.codegen.cli import main\n"
+        "atexit.register(lambda: print(gc.isenabled(), gc.get_freeze_count() > 0))\n"
+        "sys.argv = ['kpipe', 'rules']; main()\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False True"
+
+
 def test_a_closed_pipe_is_not_an_error(project: Path) -> None:
     script = "from kpipe.codegen.cli import main; main(['plan', 'base.yaml'])"
     read, write = os.pipe()

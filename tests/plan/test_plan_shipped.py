@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from spec_project import PIPELINES, make_project, plan_of
+from spec_project import PIPELINES, SHIPPED, make_project, plan_of
 
 from kpipe.codegen.ops.contract import Kind
+from kpipe.codegen.plan import build
+from kpipe.codegen.plan.api import plan_pipeline
 from kpipe.codegen.plan.flags import active
 from kpipe.codegen.plan.model import Fork, Join, PipelinePlan
 
@@ -139,3 +142,26 @@ def test_every_op_of_the_sharded_layer_has_its_kernel(tmp_path: Path) -> None:
         "o_proj",
         "o_reduce",
     }
+
+
+@pytest.mark.parametrize("name", ["dsa_tp", "dsa_dcp", "dsa_dcp_modes"])
+def test_steps_that_share_a_check_are_planned_as_if_each_had_its_own(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(SHIPPED / f"{name}.yaml")
+    shared = plan_pipeline(path)
+    kept = build.plan_step
+    monkeypatch.setattr(build, "plan_step", lambda *given: kept(*given[:7]))
+    alone = plan_pipeline(path)
+    assert shared == alone
+    tiles = {(p.arch, p.mode, tuple(one.tactic for one in p.launches)) for p in alone.plans}
+    assert len(tiles) > len({(p.arch, p.mode) for p in alone.plans})
+
+
+@pytest.mark.parametrize("scope", ["layer", "kind", "model", "device"])
+def test_memory_is_shared_by_scope(scope: str, plans: dict[str, PipelinePlan]) -> None:
+    plan = plans["dsa_tp"]
+    first = replace(plan.buffers[0], scope=scope)
+    assert not plan.shares_memory
+    changed = replace(plan, buffers=(first, *plan.buffers[1:]))
+    assert changed.shares_memory == (scope in ("model", "device"))

@@ -58,7 +58,10 @@ def explore(
         return Verdict(True, steps + 1, None, _proof_text(bounds))
     own = _settled(protocol, program, forgeable)
     names = tuple(box.name for box in protocol.boxes)
-    groups, states = _groups(protocol, bounds, init_barrier, forgeable, limit)
+    few = program
+    if bounds.ranks != SMALL:
+        few = unroll(protocol, replace(bounds, ranks=SMALL), init_barrier=init_barrier)
+    groups, states = _groups(protocol, few, forgeable, limit)
     proved = set[str]()
     for group in groups if bounds.ranks > SMALL else ():
         found = search(_part(program, group, own), forgeable=forgeable, limit=limit)
@@ -89,18 +92,13 @@ def _settled(protocol: Protocol, program: Unrolled, forgeable: frozenset[str]) -
 
 
 def _groups(
-    protocol: Protocol,
-    bounds: Bounds,
-    init_barrier: bool,
-    forgeable: frozenset[str],
-    limit: int,
+    protocol: Protocol, program: Unrolled, forgeable: frozenset[str], limit: int
 ) -> tuple[tuple[tuple[str, ...], ...], int]:
     """Mailboxes, alone or in pairs, that are safe for two ranks, the cheapest cover first.
 
-    Two ranks are explored in no time, so they choose what is explored for more.  Also returns
-    the states that it took.
+    `program` is the protocol of two ranks, which are explored in no time, so they choose what is
+    explored for more.  Also returns the states that it took.
     """
-    program = unroll(protocol, replace(bounds, ranks=SMALL), init_barrier=init_barrier)
     own = _settled(protocol, program, forgeable)
     names = tuple(box.name for box in protocol.boxes)
     cost: dict[tuple[str, ...], int] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from kpipe.codegen.proof.kept import Kept
 from kpipe.codegen.proof.mailbox.unrolled import FILL, READ_END, Step, Unrolled
 from kpipe.codegen.proof.mailbox.verdict import Kind
 
@@ -52,26 +53,19 @@ class Words:
         """0 for the sentinel, n + 1 for the word of layer n."""
         return words >> word * self.width & self.mask
 
-    def put(self, words: int, word: int, value: int) -> int:
-        """The words with one of them replaced."""
-        return words & ~(self.mask << word * self.width) | value << word * self.width
-
     def apply(self, step: Step, state: State) -> int | Kind:
         """The words after a step, BLOCKED for a poll that goes on spinning, or the error."""
-        words = state[1]
+        words, act = state[1], step.act
         wanted = step.copy + 1
-        if step.act == "publish":
-            if self.value(words, step.words[0]):
-                return "lost"
-            return self.put(words, step.words[0], wanted)
-        if step.act == "poll":
-            value = self.value(words, step.words[0])
+        shift = step.words[0] * self.width if step.words else 0
+        value = words >> shift & self.mask  # of its first word; those acts have no other
+        if act == "publish":
+            return "lost" if value else words | wanted << shift
+        if act == "poll":
             return BLOCKED if not value else words if value == wanted else "stale"
-        if step.act == "rearm":
-            if self.value(words, step.words[0]) > wanted:
-                return "rearm"
-            return self.put(words, step.words[0], 0)
-        if step.act == FILL:
+        if act == "rearm":
+            return "rearm" if value > wanted else words ^ value << shift
+        if act == FILL:
             return "init" if any(self.value(words, word) for word in step.words) else words
         for word in step.words:
             value = self.value(words, word)
@@ -96,12 +90,27 @@ class Words:
         )
 
 
+# States of programs that were searched to the end and found right, by all that a search looks at:
+# the modes of a pipeline, and every repair that is tried out, use most mailboxes in the same way.
+_RIGHT: Kept[int] = Kept(1024)
+
+
 def search(program: Unrolled, *, forgeable: frozenset[str] = frozenset(), limit: int) -> Found:
     """Explore every interleaving until an error, the shortest way to it first.
 
     In one publish into a mailbox of `forgeable` the payload may equal the sentinel.  Ends with
-    "undecided" where more than `limit` states were met.
+    "undecided" where more than `limit` states were met.  What was right once is not explored again.
     """
+    key = (program.shape(forgeable), limit)
+    if states := _RIGHT.get(key):
+        return Found(states)
+    found = _search(program, forgeable, limit)
+    if not found.kind:
+        _RIGHT.keep(key, found.states)
+    return found
+
+
+def _search(program: Unrolled, forgeable: frozenset[str], limit: int) -> Found:
     tool = Words(program)
     start: State = ((0,) * len(program.ranks), 0, False)
     finished = tuple((1 << len(steps)) - 1 for steps in program.ranks)
@@ -111,8 +120,8 @@ def search(program: Unrolled, *, forgeable: frozenset[str] = frozenset(), limit:
         state = queue.popleft()
         done, words, forged = state
         moved = False
-        for rank in range(len(done)):
-            for bit, step in program.ready(rank, done[rank]):
+        for rank, own in enumerate(done):
+            for bit, step in program.ready(rank, own):
                 result = tool.apply(step, state)
                 if isinstance(result, str):
                     moves = (*_moves(parents, state), Move(step, words, False))
@@ -120,10 +129,14 @@ def search(program: Unrolled, *, forgeable: frozenset[str] = frozenset(), limit:
                 if result == BLOCKED:
                     continue
                 moved = True
-                after = (*done[:rank], done[rank] | bit, *done[rank + 1 :])
-                _meet(parents, queue, (after, result, forged), state, step)
+                after = (*done[:rank], own | bit, *done[rank + 1 :])
+                met: list[State] = [(after, result, forged)]
                 if step.act == "publish" and step.box in forgeable and not forged:
-                    _meet(parents, queue, (after, words, True), state, step)
+                    met.append((after, words, True))
+                for one in met:
+                    if one not in parents:
+                        parents[one] = (state, step)
+                        queue.append(one)
         if not moved and (kind := _stuck(tool, state, finished)):
             return Found(len(parents), kind, _moves(parents, state), state, stuck=True)
         if len(parents) > limit:
@@ -153,18 +166,6 @@ def run_once(program: Unrolled) -> bool:
                     state, moved = (done, result, False), True
     finished = tuple((1 << len(steps)) - 1 for steps in program.ranks)
     return state[0] == finished and state[1] == 0
-
-
-def _meet(
-    parents: dict[State, tuple[State, Step] | None],
-    queue: deque[State],
-    state: State,
-    parent: State,
-    step: Step,
-) -> None:
-    if state not in parents:
-        parents[state] = (parent, step)
-        queue.append(state)
 
 
 def _stuck(tool: Words, state: State, finished: tuple[int, ...]) -> Kind:

@@ -8,7 +8,7 @@ come first; any order that keeps it, interleaved in any way with the other ranks
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kpipe.codegen.proof.mailbox.protocol import Act, Merge, Op, Protocol, Split, Use
 
@@ -69,6 +69,11 @@ class Step:
     words: tuple[int, ...]
     before: int
 
+    def moved(self, words: tuple[int, ...], before: int) -> Step:
+        """The same step in other words, behind other steps."""
+        names = self.rank, self.copy, self.op, self.act, self.box, self.parity, self.peer
+        return Step(*names, words, before)
+
 
 @dataclass(frozen=True)
 class Unrolled:
@@ -81,6 +86,17 @@ class Unrolled:
     _ready: dict[tuple[int, int], tuple[tuple[int, Step], ...]] = field(
         default_factory=dict, repr=False, compare=False
     )
+
+    def shape(self, marked: frozenset[str]) -> tuple:
+        """All of the steps but names: equal shapes behave alike.  `marked`: mailboxes to tell
+        from the others."""
+        return (
+            self.copies,
+            *(
+                tuple((s.act, s.copy, s.words, s.before, s.box in marked) for s in steps)
+                for steps in self.ranks
+            ),
+        )
 
     def ready(self, rank: int, done: int) -> tuple[tuple[int, Step], ...]:
         """Steps of a rank, with their bits, whose predecessors are all in `done`."""
@@ -113,19 +129,22 @@ def _kept(words: tuple[Word, ...], keep: Callable[[Word], bool]) -> list[int]:
 
 
 def _select_steps(steps: tuple[Step, ...], numbers: dict[int, int]) -> tuple[Step, ...]:
-    kept = [
-        (i, tuple(numbers[word] for word in step.words if word in numbers))
-        for i, step in enumerate(steps)
-        if any(word in numbers for word in step.words)
-    ]
+    kept: list[tuple[Step, tuple[int, ...]]] = []
+    places: list[int] = []
+    for place, step in enumerate(steps):
+        words = tuple([numbers[word] for word in step.words if word in numbers])
+        if words:
+            kept.append((step, words))
+            places.append(place)
     return tuple(
-        replace(
-            steps[i],
-            words=words,
-            before=sum(1 << new for new, (old, _) in enumerate(kept) if steps[i].before >> old & 1),
-        )
-        for i, words in kept
+        step.moved(words, _gathered(step.before, len(steps), places)) for step, words in kept
     )
+
+
+def _gathered(mask: int, size: int, places: list[int]) -> int:
+    """The bits of a mask of `size` bits at some places, moved together."""
+    digits = f"{mask:0{size}b}"
+    return int("".join([digits[size - 1 - place] for place in reversed(places)]), 2)
 
 
 def unroll(protocol: Protocol, bounds: Bounds, *, init_barrier: bool = True) -> Unrolled:
@@ -198,7 +217,9 @@ class _Writer:
             if use.act is Act.READ:
                 inner[places[position][1] - first] |= 1 << places[position][0]
         _close(inner, first)
-        return [replace(step, before=ahead | mask) for step, mask in zip(steps, inner, strict=True)]
+        return [
+            step.moved(step.words, ahead | mask) for step, mask in zip(steps, inner, strict=True)
+        ]
 
     def _use(self, rank: int, copy: int, op: str, use: Use) -> list[Step]:
         box = next(box for box in self.protocol.boxes if box.name == use.box)
