@@ -115,8 +115,8 @@ def test_chained_layers_and_ranks_in_turn(capsys: pytest.CaptureFixture[str], tp
         "tiny_tp on sm_90a, reference backend: rows 8, q 4, ranks 0, 1, 2 of 4, seed 5"
     )
     assert [line for line in lines if line.startswith("layer")] == [
-        "layer 0: _apart_front",
-        "layer 1: _apart_front",
+        "layer 0: _apart_index",
+        "layer 1: _apart_index",
     ]
     assert lines[-1] == "ok: 28 comparisons, all within their bounds"
 
@@ -141,7 +141,7 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str], tp: str) -> None
         "of_ranks": 4,
     }
     (layer,) = found["layers"]
-    assert (layer["layer"], layer["method"]) == (0, "_apart_front")
+    assert (layer["layer"], layer["method"]) == (0, "_apart_index")
     assert {check["stage"] for check in layer["checks"]} == {"projection", "indexer"}
     last = layer["checks"][-1]
     assert set(last) == {"stage", "what", "error", "bound", "rank", "ok", "reason"}

@@ -77,9 +77,7 @@ class OProj:
         self._product()
 
     def _product(self) -> PublishedGemm:
-        return PublishedGemm(
-            OUTPUTS, INPUTS, self.tile_n, self.tokens, self.ring, pace=self.pace
-        )
+        return PublishedGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens, self.ring, pace=self.pace)
 
     @cute.jit
     def __call__(self, gated: cute.Tensor, o_proj: cute.Tensor, o_mail_peers: cute.Tensor, stream):
