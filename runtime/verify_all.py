@@ -87,8 +87,8 @@ def verify_all(
 
     A launch of a kernel that stands with the same bytes in a folder beside this one, and has a
     record there, is not run again, unless `again` says so.  Without `layers` launches alone are
-    run, those of a layer that lacks kernels too.  `launched` gets the report once all launches of
-    a GPU are judged: whole layers take minutes, and what ends them should not take the records.
+    run, those of a layer that lacks kernels too.  `launched` gets the report ahead of whole
+    layers on a GPU: they take minutes, and what ends them should not take the records.
     """
     report = FullReport(layer_class, arch, backend)
     if backend == "cuda":
@@ -102,7 +102,8 @@ def verify_all(
         report.skipped = frozenset(check.skipped)
         report.records, report.launch_failures = check.records, check.failures
         report.without_case = tuple(sorted(check.without_case))
-        launched(report)
+        if layers:
+            launched(report)
     if not layers:
         return report
     for named in suite(layer_class, arch, backend):

@@ -28,7 +28,7 @@ from kpipe.codegen.plan.report import Report
 from kpipe.codegen.proof.prove import orders, prove
 from kpipe.codegen.proof.proved import ProvedPlan
 from kpipe.codegen.proof.replay import replay_warnings
-from kpipe.codegen.proof.shared import prove_together, shares_memory
+from kpipe.codegen.proof.shared import prove_together
 from kpipe.codegen.version import __version__
 
 _BETWEEN = {
@@ -103,7 +103,7 @@ def _check_all(paths: tuple[str, ...], texts: dict[str, str]) -> list[Verdict]:
 def _together(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """The verdicts with what follows from buffers that pipelines of this run share."""
     plans = [verdict.plan for verdict in verdicts if verdict.plan is not None]
-    if not any(map(shares_memory, plans)):
+    if not any(plan.shares_memory for plan in plans):
         return list(verdicts)
     together = prove_together(plans)
     changed = []

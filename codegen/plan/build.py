@@ -36,7 +36,8 @@ def build_plan(resolved: Resolved, report: Report, only: str = "") -> PipelinePl
     report.stop_on_errors()
     plans: list[StepPlan] = []
     fallbacks: dict[tuple[str, str, str], None] = {}
-    known, lists = {}, {}
+    known: dict[tuple[object, ...], StepPlan] = {}
+    lists: Known = {}
     for place in declared_steps(resolved):
         cell = table.at(*place)
         mode = _mode_at(resolved, cell, only, fallbacks, report) if cell else None
@@ -78,7 +79,8 @@ def plan_mode(
     """
     resolved = replace(resolved, modes={**resolved.modes, mode.name: mode})
     table = table or mode_table(resolved, report)
-    known, lists = {}, {}
+    known: dict[tuple[object, ...], StepPlan] = {}
+    lists: Known = {}
     plans = []
     for place in places:
         cell = table.at(*place)

@@ -75,14 +75,24 @@ def point(instant: int) -> Point:
     return position, LETTERS[offset]
 
 
+def begin_offset(node: Kernel | Copy, early: bool) -> int:
+    """The first moment at which an access may happen: S, or W behind a wait that holds."""
+    return START if early or not waits(node) else WAITED
+
+
+def end_offset(write: bool, assumptions: frozenset[str] = frozenset()) -> int:
+    """The moment from which an access is over: X for a read; E for a write, X under m3."""
+    return FLUSHED if write and "m3" not in assumptions else EXITED
+
+
 def begin(node: Kernel | Copy, access: Access) -> Letter:
-    """The first moment at which the access may happen: S, or W behind a wait that holds."""
-    return "S" if access.early or not waits(node) else "W"
+    """The letter of `begin_offset` for an access."""
+    return LETTERS[begin_offset(node, access.early)]
 
 
 def end(access: Access, assumptions: frozenset[str] = frozenset()) -> Letter:
-    """The moment from which the access is over: X for a read; E for a write, X under m3."""
-    return "E" if access.write and "m3" not in assumptions else "X"
+    """The letter of `end_offset` for an access."""
+    return LETTERS[end_offset(access.write, assumptions)]
 
 
 def inner(node: Kernel | Copy, fences: bool = False) -> tuple[InnerEdge, ...]:

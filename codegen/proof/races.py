@@ -15,16 +15,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kpipe.codegen.proof.instants import (
-    EXITED,
-    FLUSHED,
     PER_LAUNCH,
-    START,
-    WAITED,
     begin,
+    begin_offset,
     end,
+    end_offset,
     known,
     number,
-    waits,
 )
 from kpipe.codegen.proof.order import Order
 from kpipe.codegen.proof.program import Access, Copy, Kernel, Program, Reuse
@@ -105,7 +102,6 @@ def scan(order: Order, assumptions: frozenset[str] = frozenset(), stop: bool = F
         if stop and found.pairs:
             break
         node = launch.node
-        behind = waits(node)
         base = PER_LAUNCH * position
         for way in node.touched.ways:
             buffer, write, early = way
@@ -114,7 +110,7 @@ def scan(order: Order, assumptions: frozenset[str] = frozenset(), stop: bool = F
                 continue
             found.looked += 1
             ends = history.writes | history.reads if write else history.writes
-            started = order.before[base + (WAITED if behind and not early else START)]
+            started = order.before[base + begin_offset(node, early)]
             late = ends ^ (ends & started)
             if late:
                 found.pairs += _late(order, late, position, way, assumptions, found)
@@ -184,8 +180,8 @@ def _remember(
                 history.returned.append((position, site, access))
         return
     base = PER_LAUNCH * position
-    read = 1 << base + EXITED
-    written = read if "m3" in assumptions else 1 << base + FLUSHED
+    read = 1 << base + end_offset(False)
+    written = 1 << base + end_offset(True, assumptions)
     for buffer, reads, writes in node.touched.buffers:
         history = histories.get(buffer)
         if history is None:

@@ -15,7 +15,7 @@ from itertools import combinations
 from kpipe.codegen.diagnostics import Diagnostic, Span
 from kpipe.codegen.ops.contract import Access as Touch
 from kpipe.codegen.ops.contract import Kind
-from kpipe.codegen.plan.model import BufferPlan, PipelinePlan, StepPlan
+from kpipe.codegen.plan.model import SHARED_SCOPES, BufferPlan, PipelinePlan, StepPlan
 from kpipe.codegen.proof.lower import behind_the_engine, lower_together
 from kpipe.codegen.proof.order import Order
 from kpipe.codegen.proof.program import Program
@@ -23,7 +23,6 @@ from kpipe.codegen.proof.races import Race
 from kpipe.codegen.proof.story import CODES, race_sentence, race_story
 from kpipe.codegen.proof.synthesis import races_of
 
-SCOPES = ("model", "device")
 Group = tuple[PipelinePlan, ...]
 Steps = tuple[StepPlan, ...]
 
@@ -41,14 +40,9 @@ class Together:
     notes: dict[str, tuple[str, ...]]
 
 
-def shares_memory(plan: PipelinePlan) -> bool:
-    """Whether a pipeline declares a buffer that others may share."""
-    return any(buffer.scope in SCOPES for buffer in plan.buffers)
-
-
 def shared_buffers(first: PipelinePlan, second: PipelinePlan) -> tuple[str, ...]:
     """Names of the buffers that are one memory for both, in order of the first's declaration."""
-    return tuple(mine.name for mine, _ in _pairs(first, second) if mine.scope in SCOPES)
+    return tuple(mine.name for mine, _ in _pairs(first, second) if mine.scope in SHARED_SCOPES)
 
 
 def prove_together(plans: Sequence[PipelinePlan]) -> Together:
@@ -85,10 +79,10 @@ def _pairs(first: PipelinePlan, second: PipelinePlan) -> Iterator[tuple[BufferPl
     """
     if first.name == second.name:
         return
-    others = {buffer.name: buffer for buffer in second.buffers if buffer.scope in SCOPES}
+    others = {buffer.name: buffer for buffer in second.buffers if buffer.scope in SHARED_SCOPES}
     for mine in first.buffers:
         theirs = others.get(mine.name)
-        if theirs is None or mine.scope not in SCOPES:
+        if theirs is None or mine.scope not in SHARED_SCOPES:
             continue
         if first.geometry == second.geometry or "device" in (mine.scope, theirs.scope):
             yield mine, theirs
@@ -253,12 +247,12 @@ def _finding(
 
 def _notes(plan: PipelinePlan, plans: Sequence[PipelinePlan]) -> tuple[str, ...]:
     """Whom a pipeline shares buffers with in this run."""
-    if not shares_memory(plan):
+    if not plan.shares_memory:
         return ()
     named = ", ".join(
         f"`{buffer.name}` (scope {buffer.scope})"
         for buffer in plan.buffers
-        if buffer.scope in SCOPES
+        if buffer.scope in SHARED_SCOPES
     )
     others = [o.name for o in plans if o is not plan and shared_buffers(plan, o)]
     partners = f"proved in turn with {', '.join(others)}; " if others else ""

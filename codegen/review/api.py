@@ -13,7 +13,7 @@ from kpipe.codegen.evidence import DEVICE, LaunchEvidence, evidence_of, summary
 from kpipe.codegen.plan.describe import matching_steps
 from kpipe.codegen.plan.model import StepPlan
 from kpipe.codegen.proof.replay import replay_warnings
-from kpipe.codegen.proof.shared import prove_together, shares_memory
+from kpipe.codegen.proof.shared import prove_together
 from kpipe.codegen.review.base import Base, Pair, opened, pairs_of
 from kpipe.codegen.review.difference import Selected, difference, lone
 from kpipe.codegen.review.files import (
@@ -221,7 +221,7 @@ def _together(runs: Sequence[_Run], pipelines: Sequence[Difference]) -> list[Dif
         for run in runs
         if run.new is not None and run.new.pipeline is not None and not run.new.found
     ]
-    if not any(map(shares_memory, plans)):
+    if not any(plan.shares_memory for plan in plans):
         return list(pipelines)
     shared = prove_together(plans).found
     listed: list[Difference] = []

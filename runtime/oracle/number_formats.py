@@ -13,16 +13,11 @@ E4M3_NAN = 0x7F
 _BF16_MAX = (2.0 - 2.0**-7) * 2.0**127
 
 
-def _quanta(value: torch.Tensor, bits: int, lowest: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Value in units of its last place (ties to even) and the unit's exponent; `bits` fraction
-    bits, gradual underflow below 2 ** lowest."""
-    unit = (torch.frexp(value).exponent - 1).clamp(min=lowest) - bits
-    return torch.round(torch.ldexp(value, -unit)), unit
-
-
 def _round_significand(value: torch.Tensor, bits: int, lowest: int) -> torch.Tensor:
-    """Rounds float64 to `bits` fraction bits; NaN and infinities stay."""
-    count, unit = _quanta(value, bits, lowest)
+    """Rounds float64 to `bits` fraction bits, ties to even, with gradual underflow below
+    2 ** lowest; NaN and infinities stay."""
+    unit = (torch.frexp(value).exponent - 1).clamp(min=lowest) - bits
+    count = torch.round(torch.ldexp(value, -unit))
     return torch.where(value.isfinite(), torch.ldexp(count, unit), value)
 
 

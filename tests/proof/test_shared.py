@@ -16,7 +16,7 @@ from kpipe.codegen.proof import shared
 from kpipe.codegen.proof.lower import STEPS, lower, lower_together
 from kpipe.codegen.proof.program import Program, Record
 from kpipe.codegen.proof.races import compare_all
-from kpipe.codegen.proof.shared import prove_together, shared_buffers, shares_memory
+from kpipe.codegen.proof.shared import prove_together, shared_buffers
 from kpipe.codegen.proof.synthesis import races_of
 
 Q_C = "  q_c:      {shape: [rows, q_lora], dtype: bf16}"
@@ -108,7 +108,7 @@ def test_scope_decides_what_pipelines_share(
 ) -> None:
     one, two = (pair.plan(name, (Q_C, scoped(Q_C, scope))) for name in ("one", "two"))
     assert shared_buffers(one, two) == (("q_c",) if shared else ())
-    assert shares_memory(one) == shared
+    assert one.shares_memory == shared
     steps = [next(m.plan for m in plan.methods if m.plan.mode == "fork") for plan in (one, two)]
     layers = [(one, steps[0]), (two, steps[1]), (one, steps[0])]
     found = buffers_of(lower_together(layers, captured=False, own_streams=False))
