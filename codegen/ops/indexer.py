@@ -110,8 +110,14 @@ INDEX_SCORES = Contract(
         queries=(1, 2, 4),
         divides=(("index_dim", 32),),
     ),
-    tile=("ctas", "groups", "stages"),
-    tile_values=(("ctas", (132, 64, 36)), ("groups", (3, 2)), ("stages", (9, 6, 12, 18))),
+    tile=("ctas", "ahead", "lead", "groups", "stages"),
+    tile_values=(
+        ("ctas", (132, 100, 84, 64)),
+        ("ahead", (0, 84)),
+        ("lead", (0, 16, 32)),
+        ("groups", (3, 2)),
+        ("stages", (9, 6, 12, 18)),
+    ),
 )
 
 TOPK_SELECT = Contract(

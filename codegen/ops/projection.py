@@ -29,10 +29,9 @@ _PROJECTED = ColumnTypes(
     )
 )
 
-# Outputs and rows of a CTA, and KiB of its ring.
-_TILE = ("tile_n", "tokens", "ring")
-# Nanoseconds between two requests of weights ahead of the wait.
-_PACE = ("pace", (0, 600, 900, 1400))
+# Outputs and rows of a CTA, KiB of its ring, and of its weights that are on their way at a time.
+_TILE = ("tile_n", "tokens", "ring", "window")
+_WINDOW = ("window", (0, 32, 48, 64, 96))
 _TOKENS = ("tokens", (8, 16, 32, 64))
 _SMALLEST_TILE = tactics(
     (8, {"tile_n": 32, "tokens": 8}),
@@ -71,7 +70,7 @@ PACKED_GEMM = Contract(
     limits=Limits(divides=(("hidden", 64),)),
     tile=_TILE,
     tactics=_BESIDE_INDEX_FRONT,
-    tile_values=(("tile_n", (32, 24, 48, 16, 64)), _TOKENS, ("ring", (227, 104, 112, 72))),
+    tile_values=(("tile_n", (32, 24, 48, 16, 64)), _TOKENS, ("ring", (227, 104, 112, 72)), _WINDOW),
 )
 
 GATE_GEMM = Contract(
@@ -92,7 +91,12 @@ GATE_GEMM = Contract(
     limits=Limits(divides=(("hidden", 64),)),
     tile=_TILE,
     tactics=_BESIDE_THE_CORE,
-    tile_values=(("tile_n", (32, 24, 16, 64, 48, 96, 128)), _TOKENS, ("ring", (112, 56, 72, 227))),
+    tile_values=(
+        ("tile_n", (32, 24, 16, 64, 48, 96, 128)),
+        _TOKENS,
+        ("ring", (112, 56, 72, 227)),
+        _WINDOW,
+    ),
 )
 
 INDEX_GEMM = Contract(
@@ -109,7 +113,7 @@ INDEX_GEMM = Contract(
     limits=Limits(divides=(("q_lora", 64),)),
     tile=_TILE,
     tactics=_SMALLEST_TILE,
-    tile_values=(("tile_n", (32, 16, 64, 128)), _TOKENS),
+    tile_values=(("tile_n", (32, 16, 64, 128)), _TOKENS, _WINDOW),
 )
 
 O_PROJ = Contract(
@@ -146,14 +150,19 @@ O_PROJ = Contract(
     kernel="o_proj",
     release=Release.AFTER_LOADS,
     limits=Limits(divides=(("heads * v_dim", 64),)),
-    tile=(*_TILE, "pace"),
+    tile=_TILE,
     tactics=tactics(
         (8, {"tile_n": 64, "tokens": 8}),  # all weights ahead of the wait
         (16, {"tile_n": 64, "tokens": 16}),
         (32, {"tile_n": 64, "tokens": 32}),
         (64, {"tile_n": 64, "tokens": 64}),
     ),
-    tile_values=(("tile_n", (64, 56, 96, 112, 128, 32, 16)), _TOKENS, ("ring", (227, 112)), _PACE),
+    tile_values=(
+        ("tile_n", (64, 56, 96, 112, 128, 32, 16)),
+        _TOKENS,
+        ("ring", (227, 112)),
+        _WINDOW,
+    ),
 )
 
 O_REDUCE = Contract(

@@ -79,8 +79,8 @@ MLA_QUERY = Contract(
     proxy_fence=("latent_kv",),
     fixes=_QUERY_ROUNDS,
     limits=_QUERY_LIMITS,
-    tile=("tokens",),
-    tile_values=(("tokens", (64, 32, 16)),),
+    tile=("tokens", "parts"),
+    tile_values=(("tokens", (64, 32, 16)), ("parts", (8, 4))),
 )
 
 MLA_QUERY_SPLIT = Contract(
@@ -102,8 +102,8 @@ MLA_QUERY_SPLIT = Contract(
     proxy_fence=("latent_kv",),
     fixes=_QUERY_ROUNDS,
     limits=_QUERY_LIMITS,
-    tile=("tokens",),
-    tile_values=(("tokens", (64, 32, 16)),),
+    tile=("tokens", "parts"),
+    tile_values=(("tokens", (64, 32, 16)), ("parts", (8, 4))),
 )
 
 QUERY_WAIT = Contract(

@@ -2,20 +2,21 @@
 
 Generated from pipelines/dsa_tp1.yaml; do not edit. Schedule proved.
 
-    arch     q  rows         method
-    sm_90a   1  1-4          _apart_index
-    sm_90a   1  5-8, 16, 32  _apart_fork
-    sm_90a   1  64           _fork_split_sparse_decode_wide_mla_value
-    sm_90a   4  4, 8         _apart_index
-    sm_90a   4  16, 32       _apart_fork
-    sm_90a   4  64           _fork_split_sparse_decode_wide_mla_value
-    sm_100a  1  1-4          _late_front
-    sm_100a  1  5-8          _fork_prims_ts
-    sm_100a  1  16, 32       _fork_trtllm_gen
-    sm_100a  1  64           _fork_split_trtllm_gen_value_bmm_mla_gate
-    sm_100a  4  4, 8         _fork_prims_ts
-    sm_100a  4  16, 32       _fork_trtllm_gen
-    sm_100a  4  64           _fork_split_trtllm_gen_value_bmm_mla_gate
+    arch     q  rows    method
+    sm_90a   1  1-4     _apart_index
+    sm_90a   1  5-8     _apart_scores
+    sm_90a   1  16, 32  _apart_fork
+    sm_90a   1  64      _fork_split_sparse_decode_wide_mla_value
+    sm_90a   4  4, 8    _apart_index
+    sm_90a   4  16, 32  _apart_fork
+    sm_90a   4  64      _fork_split_sparse_decode_wide_mla_value
+    sm_100a  1  1-4     _late_front
+    sm_100a  1  5-8     _fork_prims_ts
+    sm_100a  1  16, 32  _fork_trtllm_gen
+    sm_100a  1  64      _fork_split_trtllm_gen_value_bmm_mla_gate
+    sm_100a  4  4, 8    _fork_prims_ts
+    sm_100a  4  16, 32  _fork_trtllm_gen
+    sm_100a  4  64      _fork_split_trtllm_gen_value_bmm_mla_gate
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class DsaTp1Layer(Layer):
             2: "_apart_index",
             3: "_apart_index",
             4: "_apart_index",
-            5: "_apart_fork",
-            6: "_apart_fork",
-            7: "_apart_fork",
-            8: "_apart_fork",
+            5: "_apart_scores",
+            6: "_apart_scores",
+            7: "_apart_scores",
+            8: "_apart_scores",
             16: "_apart_fork",
             32: "_apart_fork",
             64: "_fork_split_sparse_decode_wide_mla_value",
@@ -94,63 +95,95 @@ class DsaTp1Layer(Layer):
         gates                          gate_gemm ................................../
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:165
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:175
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :165
+        )  # :175
         gates.wait_stream(main)
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :165
+        )  # :175
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :165
+        )  # :175
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :166
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :176
         main.wait_stream(side)  # sparse_decode_wide needs what side made
         self.sparse_decode_wide(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent
-        )  # :165
+        )  # :175
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :167
+            self.gate_gemm(step.hidden, at.gate)  # :177
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :165
-        self.o_proj(at.gated, out=step.out)  # :165
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :175
+        self.o_proj(at.gated, out=step.out)  # :175
+
+    def _apart_scores(self, step: Step, at: SimpleNamespace) -> None:
+        """Rows 5-8 (q 1) on sm_90a.
+
+        main   packed_gemm index_front index_scores topk_select sparse_decode_wide mla_value o_proj
+        side               mla_query .........................../
+        gates                                       gate_gemm ...................../
+        """
+        main, side, gates = self.main, self.side, self.gates
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:171
+        side.wait_stream(main)
+        self.index_front(
+            at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
+        )  # :171
+        self.index_scores(
+            at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
+        )  # :171
+        gates.wait_stream(main)
+        self.topk_select(
+            at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
+        )  # :171
+        with self.on(side):
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :172
+        main.wait_stream(side)  # sparse_decode_wide needs what side made
+        self.sparse_decode_wide(
+            self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent
+        )  # :171
+        with self.on(gates):
+            self.gate_gemm(step.hidden, at.gate)  # :173
+        main.wait_stream(gates)  # mla_value needs what gates made
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :171
+        self.o_proj(at.gated, out=step.out)  # :171
 
     def _apart_fork(self, step: Step, at: SimpleNamespace) -> None:
-        """Rows 5-8, 16, 32 (q 1) and 16, 32 (q 4) on sm_90a.
+        """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_90a.
 
         main   packed_gemm query_norm index_gemm dsa_index index_scores topk_select sparse_decode_wide mla_value o_proj
         side               mla_query .............................................../
         gates                                                           gate_gemm ...................../
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:151
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:161
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :151
-        self.index_gemm(at.q_c, at.index_q)  # :151
+        self.query_norm(at.q_a, at.q_c)  # :161
+        self.index_gemm(at.q_c, at.index_q)  # :161
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :151
+        )  # :161
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :151
+        )  # :161
         gates.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :151
+        )  # :161
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :153
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :163
         main.wait_stream(side)  # sparse_decode_wide needs what side made
         self.sparse_decode_wide(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent
-        )  # :151
+        )  # :161
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :154
+            self.gate_gemm(step.hidden, at.gate)  # :164
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :152
-        self.o_proj(at.gated, out=step.out)  # :152
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :162
+        self.o_proj(at.gated, out=step.out)  # :162
 
     def _fork_split_sparse_decode_wide_mla_value(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -159,28 +192,28 @@ class DsaTp1Layer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:126
-        self.query_norm(at.q_a, at.q_c)  # :126
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:136
+        self.query_norm(at.q_a, at.q_c)  # :136
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :126
+        self.index_gemm(at.q_c, at.index_q)  # :136
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :126
+        )  # :136
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :126
+        )  # :136
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :126
+        )  # :136
         with self.on(side):
-            # :127
+            # :137
             self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # sparse_decode_wide needs what side made
         self.sparse_decode_wide(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent
-        )  # :126
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :126
-        self.o_proj(at.gated, out=step.out)  # :126
+        )  # :136
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :136
+        self.o_proj(at.gated, out=step.out)  # :136
 
     def _fork_split_trtllm_gen_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -189,51 +222,51 @@ class DsaTp1Layer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:126
-        self.query_norm(at.q_a, at.q_c)  # :126
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:136
+        self.query_norm(at.q_a, at.q_c)  # :136
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :126
+        self.index_gemm(at.q_c, at.index_q)  # :136
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :126
+        )  # :136
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :126
+        )  # :136
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :126
+        )  # :136
         with self.on(side):
-            # :127
+            # :137
             self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :126 plain: reads `valid` before its wait
-        self.value_bmm(at.latent, at.values, pdl=False)  # :126 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :126
-        self.o_proj(at.gated, out=step.out)  # :126
+        )  # :136 plain: reads `valid` before its wait
+        self.value_bmm(at.latent, at.values, pdl=False)  # :136 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :136
+        self.o_proj(at.gated, out=step.out)  # :136
 
     def _late_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) on sm_100a.
 
         main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:137
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:147
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :137
+        )  # :147
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :137
+        )  # :147
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :137
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :137
+        )  # :147
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :147
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :137 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :137
-        self.o_proj(at.gated, out=step.out)  # :137
+        )  # :147 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :147
+        self.o_proj(at.gated, out=step.out)  # :147
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8 (q 1) and 4, 8 (q 4) on sm_100a.
@@ -242,27 +275,27 @@ class DsaTp1Layer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:123
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:133
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :123
-        self.index_gemm(at.q_c, at.index_q)  # :123
+        self.query_norm(at.q_a, at.q_c)  # :133
+        self.index_gemm(at.q_c, at.index_q)  # :133
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :123
+        )  # :133
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :123
+        )  # :133
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :123
+        )  # :133
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :124
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :134
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :123 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :123
-        self.o_proj(at.gated, out=step.out)  # :123
+        )  # :133 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :133
+        self.o_proj(at.gated, out=step.out)  # :133
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -271,24 +304,24 @@ class DsaTp1Layer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:123
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:133
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :123
-        self.index_gemm(at.q_c, at.index_q)  # :123
+        self.query_norm(at.q_a, at.q_c)  # :133
+        self.index_gemm(at.q_c, at.index_q)  # :133
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :123
+        )  # :133
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :123
+        )  # :133
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :123
+        )  # :133
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :124
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :134
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :123 plain: reads `valid` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :123
-        self.o_proj(at.gated, out=step.out)  # :123
+        )  # :133 plain: reads `valid` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :133
+        self.o_proj(at.gated, out=step.out)  # :133

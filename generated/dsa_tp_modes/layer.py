@@ -100,10 +100,10 @@ class DsaTpModesLayer(Layer):
 
         main  packed_gemm mla_query index_front index_scores topk_select sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:121
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:131
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
-        )  # :121
+        )  # :131
         self.index_front(
             at.wk,
             at.wv,
@@ -113,17 +113,17 @@ class DsaTpModesLayer(Layer):
             at.index_w,
             q_c=at.q_c,
             normalized=True,
-        )  # :121
+        )  # :131
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :121
+        )  # :131
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :121
-        # :121
+        )  # :131
+        # :131
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :121
-        self.o_proj(at.gated, out=step.out)  # :121
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :131
+        self.o_proj(at.gated, out=step.out)  # :131
 
     def _front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 2 (q 1) on sm_90a.
@@ -132,114 +132,114 @@ class DsaTpModesLayer(Layer):
         side              mla_query .........................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:129
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:139
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :129
+        )  # :139
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :129
+        )  # :139
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :129
+        )  # :139
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :130
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :140
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :129
+        # :139
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :129
-        self.o_proj(at.gated, out=step.out)  # :129
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :139
+        self.o_proj(at.gated, out=step.out)  # :139
 
     def _wait(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 3 (q 1) and 4 (q 4) on sm_90a.
 
         main  packed_gemm mla_query index_gemm dsa_index index_scores topk_select sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:132
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:142
         self.mla_query(
             at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query, q_c=at.q_c, writes_q_c=True
-        )  # :132
-        self.index_gemm(at.q_c, at.index_q)  # :132
+        )  # :142
+        self.index_gemm(at.q_c, at.index_q)  # :142
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :132
+        )  # :142
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :132
+        )  # :142
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :132
-        # :132
+        )  # :142
+        # :142
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :132
-        self.o_proj(at.gated, out=step.out)  # :132
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :142
+        self.o_proj(at.gated, out=step.out)  # :142
 
     def _late_front_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 4 (q 1) and 8 (q 4) on sm_90a.
 
         main  packed_gemm index_front index_scores topk_select mla_query sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:137
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:147
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :137
+        )  # :147
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :137
+        )  # :147
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :137
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :137
-        # :137
+        )  # :147
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :147
+        # :147
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :137
-        self.o_proj(at.gated, out=step.out)  # :137
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :147
+        self.o_proj(at.gated, out=step.out)  # :147
 
     def _late_front_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 1-4 (q 1) on sm_100a.
 
         main  packed_gemm index_front index_scores topk_select mla_query prims_ts mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:137
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:147
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :137
+        )  # :147
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :137
+        )  # :147
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :137
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :137
+        )  # :147
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :147
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :137 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :137
-        self.o_proj(at.gated, out=step.out)  # :137
+        )  # :147 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :147
+        self.o_proj(at.gated, out=step.out)  # :147
 
     def _late(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5 (q 1) and 16 (q 4) on sm_90a.
 
         main  packed_gemm query_norm index_gemm dsa_index index_scores topk_select mla_query sparse_decode mla_value o_proj
         """
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:134
-        self.query_norm(at.q_a, at.q_c)  # :134
-        self.index_gemm(at.q_c, at.index_q)  # :134
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:144
+        self.query_norm(at.q_a, at.q_c)  # :144
+        self.index_gemm(at.q_c, at.index_q)  # :144
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :134
+        )  # :144
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :134
+        )  # :144
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :134
-        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :134
-        # :134
+        )  # :144
+        self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :144
+        # :144
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :134
-        self.o_proj(at.gated, out=step.out)  # :134
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :144
+        self.o_proj(at.gated, out=step.out)  # :144
 
     def _apart_front(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 6 (q 1) on sm_90a.
@@ -249,28 +249,28 @@ class DsaTpModesLayer(Layer):
         gates                                                   gate_gemm ..../
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:143
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:153
         side.wait_stream(main)
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :143
+        )  # :153
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :143
+        )  # :153
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :143
+        )  # :153
         gates.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :144
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :154
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :143
+        # :153
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :145
+            self.gate_gemm(step.hidden, at.gate)  # :155
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :143
-        self.o_proj(at.gated, out=step.out)  # :143
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :153
+        self.o_proj(at.gated, out=step.out)  # :153
 
     def _apart_late(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 7 (q 1) on sm_90a.
@@ -280,28 +280,28 @@ class DsaTpModesLayer(Layer):
         gates                                                   gate_gemm ..../
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:147
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:157
         self.index_front(
             at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w, q_a=at.q_a
-        )  # :147
+        )  # :157
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :147
+        )  # :157
         side.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :147
+        )  # :157
         gates.wait_stream(main)
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :148
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :158
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :147
+        # :157
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :149
+            self.gate_gemm(step.hidden, at.gate)  # :159
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :147
-        self.o_proj(at.gated, out=step.out)  # :147
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :157
+        self.o_proj(at.gated, out=step.out)  # :157
 
     def _apart_fork(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 8 (q 1) on sm_90a.
@@ -311,30 +311,30 @@ class DsaTpModesLayer(Layer):
         gates                                                           gate_gemm ................/
         """
         main, side, gates = self.main, self.side, self.gates
-        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:151
+        self.packed_gemm(step.hidden, at.projected, without_gate=True)  # dsa_tp.yaml:161
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :151
-        self.index_gemm(at.q_c, at.index_q)  # :151
+        self.query_norm(at.q_a, at.q_c)  # :161
+        self.index_gemm(at.q_c, at.index_q)  # :161
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :151
+        )  # :161
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :151
+        )  # :161
         gates.wait_stream(main)
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :151
+        )  # :161
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :153
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :163
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :151
+        # :161
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
         with self.on(gates):
-            self.gate_gemm(step.hidden, at.gate)  # :154
+            self.gate_gemm(step.hidden, at.gate)  # :164
         main.wait_stream(gates)  # mla_value needs what gates made
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :152
-        self.o_proj(at.gated, out=step.out)  # :152
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :162
+        self.o_proj(at.gated, out=step.out)  # :162
 
     def _fork_sparse_decode(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 32 (q 4) on sm_90a.
@@ -343,26 +343,26 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:123
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:133
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :123
-        self.index_gemm(at.q_c, at.index_q)  # :123
+        self.query_norm(at.q_a, at.q_c)  # :133
+        self.index_gemm(at.q_c, at.index_q)  # :133
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :123
+        )  # :133
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :123
+        )  # :133
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :123
+        )  # :133
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :124
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :134
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :123
+        # :133
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :123
-        self.o_proj(at.gated, out=step.out)  # :123
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :133
+        self.o_proj(at.gated, out=step.out)  # :133
 
     def _fork_prims_ts(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 5-8 (q 1) and 4, 8 (q 4) on sm_100a.
@@ -371,27 +371,27 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:123
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:133
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :123
-        self.index_gemm(at.q_c, at.index_q)  # :123
+        self.query_norm(at.q_a, at.q_c)  # :133
+        self.index_gemm(at.q_c, at.index_q)  # :133
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :123
+        )  # :133
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :123
+        )  # :133
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :123
+        )  # :133
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :124
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :134
         main.wait_stream(side)  # prims_ts needs what side made
         self.prims_ts(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :123 plain: reads `selected`, `query` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :123
-        self.o_proj(at.gated, out=step.out)  # :123
+        )  # :133 plain: reads `selected`, `query` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :133
+        self.o_proj(at.gated, out=step.out)  # :133
 
     def _fork_trtllm_gen(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 16, 32 (q 1) and 16, 32 (q 4) on sm_100a.
@@ -400,27 +400,27 @@ class DsaTpModesLayer(Layer):
         side              mla_query .............................................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:123
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:133
         side.wait_stream(main)
-        self.query_norm(at.q_a, at.q_c)  # :123
-        self.index_gemm(at.q_c, at.index_q)  # :123
+        self.query_norm(at.q_a, at.q_c)  # :133
+        self.index_gemm(at.q_c, at.index_q)  # :133
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :123
+        )  # :133
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :123
+        )  # :133
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :123
+        )  # :133
         with self.on(side):
-            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :124
+            self.mla_query(at.q_a, at.kv_a, step.slots, self.latent_kv, query=at.query)  # :134
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :123 plain: reads `valid` before its wait
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :123
-        self.o_proj(at.gated, out=step.out)  # :123
+        )  # :133 plain: reads `valid` before its wait
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :133
+        self.o_proj(at.gated, out=step.out)  # :133
 
     def _fork_split_sparse_decode_mla_value(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_90a.
@@ -429,27 +429,27 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:126
-        self.query_norm(at.q_a, at.q_c)  # :126
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:136
+        self.query_norm(at.q_a, at.q_c)  # :136
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :126
+        self.index_gemm(at.q_c, at.index_q)  # :136
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :126
+        )  # :136
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :126
+        )  # :136
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :126
+        )  # :136
         with self.on(side):
-            # :127
+            # :137
             self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # sparse_decode needs what side made
-        # :126
+        # :136
         self.sparse_decode(self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent)
-        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :126
-        self.o_proj(at.gated, out=step.out)  # :126
+        self.mla_value(at.latent, at.gate, step.lengths, at.gated)  # :136
+        self.o_proj(at.gated, out=step.out)  # :136
 
     def _fork_split_trtllm_gen_value_bmm_mla_gate(self, step: Step, at: SimpleNamespace) -> None:
         """Rows 64 (q 1) and 64 (q 4) on sm_100a.
@@ -458,26 +458,26 @@ class DsaTpModesLayer(Layer):
         side                         mla_query_split ............................../
         """
         main, side = self.main, self.side
-        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:126
-        self.query_norm(at.q_a, at.q_c)  # :126
+        self.packed_gemm(step.hidden, at.projected)  # dsa_tp.yaml:136
+        self.query_norm(at.q_a, at.q_c)  # :136
         side.wait_stream(main)
-        self.index_gemm(at.q_c, at.index_q)  # :126
+        self.index_gemm(at.q_c, at.index_q)  # :136
         self.dsa_index(
             at.index_q, at.wk, at.wv, step.index_slots, self.index_kv, at.index_q8, at.index_w
-        )  # :126
+        )  # :136
         self.index_scores(
             at.index_q8, at.index_w, self.index_kv, step.index_table, step.lengths, at.scores
-        )  # :126
+        )  # :136
         self.topk_select(
             at.scores, step.lengths, step.block_table, self.latent_kv, at.selected, at.valid
-        )  # :126
+        )  # :136
         with self.on(side):
-            # :127
+            # :137
             self.mla_query_split(at.q_c, at.kv_a, step.slots, self.latent_kv, query=at.query)
         main.wait_stream(side)  # trtllm_gen needs what side made
         self.trtllm_gen(
             self.latent_kv, at.selected, at.valid, query=at.query, latent=at.latent, pdl=False
-        )  # :126 plain: reads `valid` before its wait
-        self.value_bmm(at.latent, at.values, pdl=False)  # :126 plain: it never waits
-        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :126
-        self.o_proj(at.gated, out=step.out)  # :126
+        )  # :136 plain: reads `valid` before its wait
+        self.value_bmm(at.latent, at.values, pdl=False)  # :136 plain: it never waits
+        self.mla_gate(at.values, at.gate, step.lengths, at.gated)  # :136
+        self.o_proj(at.gated, out=step.out)  # :136

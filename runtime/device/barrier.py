@@ -8,7 +8,6 @@ it is over, for example because it has waited for that one too.
 
 from __future__ import annotations
 
-import cutlass
 from cutlass import Int32, Int64, cute
 from cutlass.cute.arch import inline_ptx
 from cutlass.memory import SmemAllocator
@@ -84,13 +83,3 @@ def wait_soon(barrier: cute.Pointer, parity) -> None:
 def wait_for_peers(barrier: cute.Pointer, parity) -> None:
     """`wait` for what other CTAs of the cluster have stored; every thread that reads it calls."""
     inline_ptx(_WAIT_FOR_PEERS, read_only_args=[Int32(barrier.toint()), Int32(parity)])
-
-
-@cute.jit
-def wait_or_pause(barrier: cute.Pointer, nanoseconds: cutlass.Constexpr) -> None:
-    """Returns once the first phase is over, or after that many nanoseconds."""
-    begun = cute.arch.globaltimer_lo()
-    over = cute.arch.mbarrier_test_wait(barrier, 0)
-    while not over:
-        late = cute.arch.globaltimer_lo() - begun >= nanoseconds
-        over = late or cute.arch.mbarrier_test_wait(barrier, 0)

@@ -6,10 +6,12 @@ while the thread goes on, and reports the bytes to a barrier in shared memory (s
 
 from __future__ import annotations
 
-from cutlass import Int32, Int64, cute
+from cutlass import Int32, cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cute.arch import inline_ptx
-from cutlass.cutlass_dsl import T, dsl_user_op
+from cutlass.cutlass_dsl import dsl_user_op
+
+from . import memory
 
 RUN_BYTES = 16
 """A copy's length, source and target are multiples of this."""
@@ -39,7 +41,7 @@ def copy_run(
     operands = [place.ir_value(loc=loc, ip=ip) for place in places]
     text, constraints = f"{_COPY} {_ARGUMENTS};", "r,l,r,r"
     if once:
-        operands.append(evict_first(loc=loc, ip=ip).ir_value(loc=loc, ip=ip))
+        operands.append(memory.evict_first(loc=loc, ip=ip).ir_value(loc=loc, ip=ip))
         text, constraints = f"{_COPY}.L2::cache_hint {_ARGUMENTS}, $4;", "r,l,r,r,l"
     llvm.inline_asm(
         None,
@@ -61,20 +63,3 @@ def fence_stores() -> None:
     dependent grid, that lies behind the fence then passes the stores on to copies of others.
     """
     inline_ptx("fence.proxy.async.global;")
-
-
-@dsl_user_op
-def evict_first(*, loc=None, ip=None) -> Int64:
-    """The cache policy of bytes that are read once."""
-    result = llvm.inline_asm(
-        T.i64(),
-        [],
-        "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;",
-        "=l",
-        has_side_effects=False,
-        is_align_stack=False,
-        asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
-    )
-    return Int64(result)

@@ -24,6 +24,8 @@ BF16_BYTES = 2
 
 WIDTH = 4
 """Neighbouring outputs of a thread: a store of 8 bytes, or of 4 bytes of E4M3."""
+HELD_REGISTERS = 120
+"""Of a thread, for rows of Q_B: a CTA has a multiprocessor's to itself."""
 BANK_PAD = 8
 """BF16 behind a row of W_UK: eight rows then begin in different banks."""
 
@@ -33,22 +35,26 @@ class HeadQuery:
     """Dimensions of a head; all of them multiples of 32, or 16 for `pe`.
 
     q_lora: elements of a row of Q_B. nope, pe: rows of Q_B of a head. kv_lora: columns of W_UK.
+    parts:  CTAs of a head at most. Rows of Q_B that are too many for a CTA's registers wait in
+            shared memory.
     """
 
     q_lora: int
     nope: int
     pe: int
     kv_lora: int
+    parts: int = cluster.MAX_PORTABLE
 
     @property
     def cluster(self) -> int:
         """CTAs of a head: every one gets whole tiles of Q_B and at least 64 columns of W_UK."""
-        return gcd((self.nope + self.pe) // mma.TILE_N, self.kv_lora // 64, cluster.MAX_PORTABLE)
+        return gcd((self.nope + self.pe) // mma.TILE_N, self.kv_lora // 64, self.parts)
 
     @property
     def product(self) -> SplitProduct:
         """A CTA's share of Q_B."""
-        return SplitProduct(self.q_lora, (self.nope + self.pe) // self.cluster)
+        outputs = (self.nope + self.pe) // self.cluster
+        return SplitProduct(self.q_lora, outputs).within_registers(HELD_REGISTERS)
 
     @property
     def latents(self) -> int:
@@ -72,6 +78,14 @@ class HeadQuery:
         """(token, nope value) of a head, BF16."""
         return cute.make_layout((tokens, self.nope), stride=(row_pitch(self.nope), 1))
 
+    def shared_bytes(self, tokens: int, stages: int) -> int:
+        """Shared memory of a CTA for so many rows, of which `stages` tiles are there at a time."""
+        product = self.product
+        rows = (stages * product.rows + product.staged) * product.pitch
+        rows += tokens * row_pitch(self.nope)
+        weights = self.nope * (self.latents + BANK_PAD) + self.q_lora  # W_UK and a norm's
+        return product.partial_bytes + (rows + weights) * BF16_BYTES
+
     @property
     def w_uk_bytes(self) -> int:
         """Bytes of a CTA's share of W_UK."""
@@ -83,7 +97,7 @@ class HeadQuery:
             row = first + lane
             source = cute.local_tile(w_uk[row, None], (self.latents,), (part,))
             place = cute.local_tile(target[mma.slice_row(row), None], (self.latents,), (0,))
-            bulk.copy_run(source, place, barrier)
+            bulk.copy_run(source, place, barrier, once=True)
 
     @cute.jit
     def share(

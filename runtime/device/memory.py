@@ -5,8 +5,11 @@ from __future__ import annotations
 from math import gcd
 
 import cutlass
-from cutlass import Boolean, Uint32, cute
+from cutlass import Boolean, Int64, Uint32, cute
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.arch import inline_ptx
+from cutlass.cutlass_dsl import T, dsl_user_op
 from cutlass.memory import SmemAllocator
 
 VECTOR_BYTES = 16
@@ -53,6 +56,48 @@ def load_words(row: cute.Tensor, index) -> cute.TensorSSA:
     width = VECTOR_BYTES * 8 // row.element_type.width
     vector = vector_at(row, index, width)
     return cute.recast_tensor(vector, cutlass.Uint32).load()
+
+
+@dsl_user_op
+def evict_first(*, loc=None, ip=None) -> Int64:
+    """The cache policy of bytes that are read once."""
+    result = llvm.inline_asm(
+        T.i64(),
+        [],
+        "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;",
+        "=l",
+        has_side_effects=False,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    return Int64(result)
+
+
+@dsl_user_op
+def load_words_once(row: cute.Tensor, index, *, loc=None, ip=None) -> list[Uint32]:
+    """`load_words` of device memory that nobody reads again soon, asked for where this stands.
+
+    The words leave the L2 cache ahead of all others, and with them what kernels need to start:
+    their code, and their arguments.
+    """
+    width = VECTOR_BYTES * 8 // row.element_type.width
+    address = vector_at(row, index, width).iterator.toint(loc=loc, ip=ip)
+    words = llvm.inline_asm(
+        ir.Type.parse("!llvm.struct<(i32, i32, i32, i32)>"),
+        [Int64(address).ir_value(loc=loc, ip=ip), evict_first(loc=loc, ip=ip).ir_value()],
+        "ld.global.L1::no_allocate.L2::cache_hint.v4.b32 {$0, $1, $2, $3}, [$4], $5;",
+        "=r,=r,=r,=r,l,l",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    return [
+        Uint32(llvm.extractvalue(T.i32(), words, [place], loc=loc, ip=ip)) for place in range(4)
+    ]
 
 
 def add_shared(counters: cute.Tensor, index, value: Uint32, condition: Boolean) -> None:

@@ -1,8 +1,9 @@
-"""Equal shares of the pages that the requests of a step see.
+"""Shares of the pages that the requests of a step see.
 
 The pages of all requests form one list, request after request; each CTA takes a run of it, of
 equal length but for one page. Whatever the lengths are, and wherever they are known, the work is
-balanced. A CTA walks from its first page over the ends of requests:
+balanced. The first CTAs of the grid may take some pages more than the others, where these wait for
+multiprocessors that another grid has. A CTA walks from its first page over the ends of requests:
 
     number, (count, request, page) = 0, share(...)
     while number < count:
@@ -38,8 +39,18 @@ def pages_of(length, reach, page: int, shard: Shard) -> Int32:
 
 
 @cute.jit
-def share(lengths: cute.Tensor, reach, page: cutlass.Constexpr, shard: cutlass.Constexpr):
+def share(
+    lengths: cute.Tensor,
+    reach,
+    page: cutlass.Constexpr,
+    shard: cutlass.Constexpr,
+    ahead: cutlass.Constexpr = 0,
+    lead: cutlass.Constexpr = 0,
+):
     """This CTA's share of the list: how many pages, and where its first one is.
+
+    The first `ahead` CTAs have `lead` pages more than the others, or fewer where a list of that
+    many pages a CTA does not last.
 
     The place is a request and a page counted from the first one of that request, which may lie in
     one of the next requests. Each lane counts the pages of a run of requests; all lanes of a warp
@@ -53,11 +64,17 @@ def share(lengths: cute.Tensor, reach, page: cutlass.Constexpr, shard: cutlass.C
         pages = pages + pages_of(lengths[request], reach, page, shard)
     end = reduce.running_sum(pages)
     total = cute.arch.shuffle_sync(end, reduce.WARP - 1)
-    # The first `total % ctas` shares have one page more than the others.
     cta = cute.arch.block_idx()[0]
     ctas = cute.arch.grid_dim()[0]
-    first = total // ctas * cta + cutlass.min(total % ctas, cta)
-    count = total // ctas + (1 if cta < total % ctas else 0)
+    before, more = Int32(0), Int32(0)
+    if cutlass.const_expr(ahead):
+        lead_here = cutlass.min(total // ctas, lead)
+        before = lead_here * cutlass.min(cta, ahead)
+        more = lead_here if cta < ahead else Int32(0)
+        total = total - lead_here * cutlass.min(ctas, ahead)
+    # The first `total % ctas` shares have one page more than the others.
+    first = total // ctas * cta + cutlass.min(total % ctas, cta) + before
+    count = total // ctas + (1 if cta < total % ctas else 0) + more
     passed = end <= first
     lanes = cute.arch.popc(cute.arch.vote_ballot_sync(passed))
     begin = cute.arch.warp_redux_sync(end if passed else Int32(0), "max")

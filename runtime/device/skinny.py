@@ -5,9 +5,9 @@
 Tile     A CTA makes `tile_n` outputs of up to `tokens` tokens, over all columns.
 Loads    A ring in shared memory: a stage holds some columns of the CTA's weights and of its
          tokens. With `ring` KiB it fills shared memory, or leaves room for a CTA of the next
-         kernel, which then requests its weights while this one ends; where it has room for all
-         columns, all weights are requested at once, or one stage after another where what runs
-         meanwhile should find memory free (`pace`). One warp has the copy engine bring
+         kernel, which then requests its weights while this one ends. Of all that the ring has
+         room for, `window` KiB are on their way at a time: what runs meanwhile then finds no
+         long queue in front of memory. One warp has the copy engine bring
          the weights, others copy the tokens by cp.async: the kernel that writes tokens may then
          let this one start before it ends, which the engine's reads would forbid (async proxy).
 Product  The other warps share a stage: groups of WARP_ROWS outputs, times groups of columns.
@@ -62,9 +62,9 @@ class Ring:
     weights: cute.Tensor  # BF16 [element, stage]
     tokens: cute.Tensor  # BF16 [element, stage]
     sums: cute.Tensor  # FP32 [group of columns, token, output]; over the stages, after them
-    full: cute.Pointer  # barrier of a stage: its weights and tokens have landed
+    full: cute.Pointer  # barrier of a stage: its tokens have landed, without a window its weights
     empty: cute.Pointer  # barrier of a stage: every warp has read it
-    begun: cute.Pointer  # barrier: the wait is over; there with a pace only
+    landed: cute.Pointer  # barrier of a stage: its weights have landed; `full` without a window
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class SkinnyGemm:
     tokens:          tokens of a CTA. More of them take more CTAs, which load the weights again.
     ring:            KiB of shared memory for stages and their barriers; the sums that follow in
                      the same place may take more.
-    pace:            nanoseconds between the requests of two stages ahead of the wait; 0: none.
+    window:          KiB of weights that are on their way at a time; 0: all that fit the ring.
 
     Raises ValueError for a tile that the kernel is not written for.
     """
@@ -86,7 +86,7 @@ class SkinnyGemm:
     tile_n: int
     tokens: int
     ring: int = MOST_SHARED
-    pace: int = field(default=0, kw_only=True)
+    window: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.tile_n % mma.HALF_M or not 0 < self.tile_n <= MAX_TILE:
@@ -116,6 +116,13 @@ class SkinnyGemm:
     def stages(self) -> int:
         """Stages of the ring."""
         return min(self.chunks, self._stages(self.stage_columns))
+
+    @property
+    def in_flight(self) -> int:
+        """Stages whose weights may be on their way."""
+        if not self.window:
+            return self.stages
+        return min(self.stages, max(1, self.window * KIB // self.weight_tile.bytes))
 
     @property
     def chunks(self) -> int:
@@ -170,7 +177,12 @@ class SkinnyGemm:
     def _stages(self, columns: int) -> int:
         """Stages of that many columns that fit."""
         tiles = (TileShape(rows, columns).bytes for rows in (self.tile_n, self.tokens))
-        return self.ring * KIB // (sum(tiles) + 2 * barrier.BYTES)
+        return self.ring * KIB // (sum(tiles) + self._barriers * barrier.BYTES)
+
+    @property
+    def _barriers(self) -> int:
+        """Barriers of a stage."""
+        return 3 if self.window else 2
 
     # -- launch ----------------------------------------------------------------------------
 
@@ -197,7 +209,7 @@ class SkinnyGemm:
         size = max(ring_bytes, FP32_BYTES * cute.cosize(sums))
         shared = SmemAllocator()
         base = shared.allocate_array(Uint8, size, byte_alignment=ALIGN)
-        full = barrier.allocate(shared, 2 * self.stages + (1 if self.pace else 0))
+        full = barrier.allocate(shared, self._barriers * self.stages)
         empty = full + self.stages
         return Ring(
             weights=self.weight_tile.shared(base, self.stages),
@@ -205,64 +217,55 @@ class SkinnyGemm:
             sums=cute.make_tensor(cute.recast_ptr(base, dtype=Float32), sums),
             full=full,
             empty=empty,
-            begun=empty + (self.stages if self.pace else 0),
+            landed=empty + self.stages if self.window else full,
         )
 
     # -- the warp that requests weights -----------------------------------------------------
 
     @cute.jit
     def request_weights(self, ring: Ring, w: tuple):
-        """Makes the barriers ready and requests the weights of the stages that the ring holds.
+        """Makes the barriers ready and requests the weights of the first stages.
 
-        The other warps use the ring behind a barrier of the CTA; behind that `request_paced`
-        requests them where there is a pace.
+        The other warps use the ring behind a barrier of the CTA; behind that `request_rest`
+        requests all others.
         """
         prefetch_map(w)
         with cute.arch.elect_one():
-            # The announcement of the weights' bytes, and every lane that copies tokens.
-            arrivals = 1 + self.copying_warps * reduce.WARP
-            barrier.make_ready(ring.full, self.stages, arrivals)
+            # Every lane that copies tokens, and the announcement of the weights' bytes.
+            tokens, weights = self.copying_warps * reduce.WARP, 1
+            both = tokens if self.window else tokens + weights
+            barrier.make_ready(ring.full, self.stages, both)
+            if cutlass.const_expr(self.window):
+                barrier.make_ready(ring.landed, self.stages, weights)
             barrier.make_ready(ring.empty, self.stages, self.warps * barrier.WARP_ARRIVALS)
-            if cutlass.const_expr(self.pace):
-                barrier.make_ready(ring.begun, 1, 1)
             barrier.fence_ready()
         cute.arch.sync_warp()
-        if cutlass.const_expr(not self.pace):
-            for chunk in cutlass.range_constexpr(self.stages):
-                self._request_weights(ring, w, chunk, chunk)
-
-    @cute.jit
-    def request_paced(self, ring: Ring, w: tuple):
-        """Requests what `request_weights` has left, a stage every `pace` ns until `begin`."""
-        if cutlass.const_expr(self.pace):
-            for chunk in cutlass.range_constexpr(self.stages):
-                if cutlass.const_expr(chunk):
-                    barrier.wait_or_pause(ring.begun, self.pace)
-                    cute.arch.sync_warp()
-                self._request_weights(ring, w, chunk, chunk)
-
-    @cute.jit
-    def begin(self, ring: Ring):
-        """Behind the wait: weights are held back no longer. Of all warps the second one says so."""
-        if cutlass.const_expr(self.pace):  # noqa: SIM102 - this one is settled when compiled
-            if cute.arch.warp_idx() == REQUESTING_WARP + 1 and cute.arch.lane_idx() == 0:
-                barrier.arrive(ring.begun)
+        for chunk in cutlass.range_constexpr(self.in_flight):
+            self._request_weights(ring, w, chunk, chunk)
 
     @cute.jit
     def request_rest(self, ring: Ring, w: tuple):
-        """Requests the weights of every later stage as the ring empties."""
-        for chunk in cutlass.range(self.stages, self.chunks, unroll=1):
+        """Requests the weights of every later stage as earlier ones land and the ring empties.
+
+        Weights are no kernel's result: this may stand ahead of the wait.
+        """
+        for chunk in cutlass.range(self.in_flight, self.chunks, unroll=1):
             stage = chunk % self.stages
-            barrier.wait(ring.empty + stage, (chunk // self.stages - 1) % 2)
+            if cutlass.const_expr(self.window):
+                before = chunk - self.in_flight
+                barrier.wait(ring.landed + before % self.stages, before // self.stages % 2)
+            # Of a stage's first turn this asks for the phase before the first: over at once.
+            barrier.wait(ring.empty + stage, (chunk // self.stages + 1) % 2)
             self._request_weights(ring, w, chunk, stage)
 
     @cute.jit
     def _request_weights(self, ring: Ring, w: tuple, chunk, stage):
         """Announces the bytes of a stage's weights and requests them."""
+        landed = ring.landed + stage
         with cute.arch.elect_one():
-            barrier.expect(ring.full + stage, self.weight_tile.bytes)
-        tile, full = ring.weights[None, stage], ring.full + stage
-        self.weight_tile.copy(w, self._output_tile(), chunk, tile, full, once=True)
+            barrier.expect(landed, self.weight_tile.bytes)
+        tile = ring.weights[None, stage]
+        self.weight_tile.copy(w, self._output_tile(), chunk, tile, landed, once=True)
 
     def _output_tile(self):
         return cute.arch.block_idx()[0]
@@ -273,8 +276,8 @@ class SkinnyGemm:
     # -- the warps that copy tokens ----------------------------------------------------------
 
     def copies(self, warp):
-        """Whether this warp copies tokens; it is not the requesting one."""
-        return warp <= REQUESTING_WARP + self.copying_warps
+        """Whether this warp copies tokens; it is none that multiplies."""
+        return warp > REQUESTING_WARP
 
     @cute.jit
     def copy_tokens(self, ring: Ring, x: cute.Tensor):
@@ -336,6 +339,8 @@ class SkinnyGemm:
         first_slice = warp // self.row_groups * self.warp_slices
         for chunk in cutlass.range(self.chunks, unroll=1):
             stage = chunk % self.stages
+            if cutlass.const_expr(self.window):
+                barrier.wait(ring.landed + stage, chunk // self.stages % 2)
             barrier.wait(ring.full + stage, chunk // self.stages % 2)
             weights, tokens = ring.weights[None, stage], ring.tokens[None, stage]
             for step in cutlass.range_constexpr(self.warp_slices):

@@ -9,7 +9,7 @@ another CTA, and changes no sum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 import cutlass
@@ -22,6 +22,7 @@ MAX_WEIGHT_REGISTERS = 96
 """Weights of a thread that leave room for what else it does, without a trip to memory."""
 BANKS = 32
 BF16_BYTES = 2
+FP32_BYTES = 4
 ENOUGH_TILES = 4
 """So many sums keep the tensor cores busy; fewer tiles sum even and odd slices apart."""
 
@@ -65,6 +66,11 @@ class SplitProduct:
         """Registers of a thread that hold weights."""
         return (self.outputs - self.staged) // mma.TILE_N * self.slices * mma.SLICE_WORDS
 
+    def within_registers(self, most: int) -> SplitProduct:
+        """This product with so many rows in shared memory that weights take `most` registers."""
+        fitting = most // (self.slices * mma.SLICE_WORDS) * mma.TILE_N
+        return replace(self, staged=max(self.outputs - fitting, 0))
+
     @property
     def pitch(self) -> int:
         """Elements from one row of the operand to the next, in shared memory."""
@@ -72,10 +78,20 @@ class SplitProduct:
 
     def partial_layout(self) -> cute.Layout:
         """(warp, row, output) sums, FP32 in shared memory; neighbouring rows lie 8 banks apart."""
-        pitch = self.outputs + (mma.TILE_N - self.outputs) % BANKS
+        pitch = self.partial_pitch
         return cute.make_layout(
             (self.warps, self.rows, self.outputs), stride=(self.rows * pitch, pitch, 1)
         )
+
+    @property
+    def partial_pitch(self) -> int:
+        """Sums from one row to the next."""
+        return self.outputs + (mma.TILE_N - self.outputs) % BANKS
+
+    @property
+    def partial_bytes(self) -> int:
+        """What the sums take."""
+        return self.warps * self.rows * self.partial_pitch * FP32_BYTES
 
     def staged_layout(self) -> cute.Layout:
         """(weight row, column) of those that wait in shared memory, BF16."""
@@ -106,7 +122,7 @@ class SplitProduct:
             for before in cutlass.range_constexpr(0, self.staged, reduce.WARP):
                 row = before + lane
                 if row < self.staged:
-                    bulk.copy_run(matrix[first + row, None], staged[row, None], barrier)
+                    bulk.copy_run(matrix[first + row, None], staged[row, None], barrier, once=True)
 
     def load_weights(self, matrix: cute.Tensor, first_output, warp, lane) -> list[list]:
         """Requests this lane's words of the weight rows from `first_output` on: [tile][slice].
@@ -115,7 +131,12 @@ class SplitProduct:
         """
         group, group_lane = mma.fragment_place(lane)
         return [
-            self._slices_of(matrix[first_output + output + group, None], warp, group_lane)
+            self._slices_of(
+                matrix[first_output + output + group, None],
+                warp,
+                group_lane,
+                memory.load_words_once,
+            )
             for output in range(0, self.outputs - self.staged, mma.TILE_N)
         ]
 
@@ -161,9 +182,12 @@ class SplitProduct:
             total = total + memory.load_float(partial[warp, row, None], part, width)
         return total
 
-    def _slices_of(self, row: cute.Tensor, warp, group_lane) -> list[cute.TensorSSA]:
-        return [self._slice_of(row, warp, step, group_lane) for step in range(self.slices)]
+    def _slices_of(self, row: cute.Tensor, warp, group_lane, load=memory.load_words) -> list:
+        return [load(row, self._place(warp, step, group_lane)) for step in range(self.slices)]
 
     def _slice_of(self, row: cute.Tensor, warp, step: int, group_lane) -> cute.TensorSSA:
-        place = (warp * self.slices + step) * mma.GROUP_LANES + group_lane
-        return memory.load_words(row, place)
+        return memory.load_words(row, self._place(warp, step, group_lane))
+
+    def _place(self, warp, step: int, group_lane):
+        """Which 16 bytes of a row a lane takes in a step."""
+        return (warp * self.slices + step) * mma.GROUP_LANES + group_lane

@@ -14,7 +14,7 @@ import cutlass
 from cutlass import BFloat16, cute
 from cutlass.cute.nvgpu import cpasync
 
-from . import bulk, memory
+from . import memory
 
 BLOCK = 64
 """Columns of a block."""
@@ -87,7 +87,7 @@ class TileShape:
             cute.group_modes(target, 0, 3),
             cute.group_modes(wanted, 0, 3),
         )
-        policy = {"cache_policy": bulk.evict_first()} if cutlass.const_expr(once) else {}
+        policy = {"cache_policy": memory.evict_first()} if cutlass.const_expr(once) else {}
         cute.copy(atom, out_of, into, tma_bar_ptr=barrier, **policy)
 
     def word_place(self, row, word):

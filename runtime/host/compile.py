@@ -168,9 +168,11 @@ def _compile(kernel: Any, key: KernelKey, keep_ptx: bool) -> Callable[..., None]
     from cutlass import cute
     from cutlass.cute.runtime import make_fake_stream
 
+    from kpipe.runtime.host.carveout import whole_shared_memory
+
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     options = options_for(key.arch)
-    with tempfile.TemporaryDirectory(prefix="kpipe-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kpipe-") as folder, whole_shared_memory():
         if keep_ptx:
             options += f" --keep-ptx --dump-dir={folder}"
         return cute.compile(kernel, *_fake_tensors(key.operands), stream, options=options)

@@ -72,21 +72,27 @@ def _store(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
 
 
 def _copy(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
-    """cp.async of 16 bytes a lane: some are over at once, others not ahead of an arrival."""
+    """cp.async of 4 to 16 bytes a lane: some are over at once, others not ahead of an arrival."""
     if "bulk" in instruction.op:
         copy_run(warp, instruction, doing)
         return
     if "mbarrier" in instruction.op:
         arrive_behind_copies(warp, instruction, doing)
         return
+    if "wait_all" in instruction.op:
+        for lane in lanes_of(doing):
+            for start, data in warp.copies.pop(lane, ()):
+                warp.cta.shared[start : start + len(data)] = data
+        return
     assert instruction.op[-2:] == ("shared", "global"), instruction.text
-    assert instruction.operands[2:] == ("16",), instruction.text
+    (size,) = map(int, instruction.operands[2:])
     targets, sources = (warp.addresses(operand) for operand in instruction.operands[:2])
     for lane in lanes_of(doing):
-        warp.launch.check(sources[lane], 16, instruction.text)
-        start, data = warp.cta.offset(targets[lane], 16), ctypes.string_at(sources[lane], 16)
+        warp.launch.check(sources[lane], size, instruction.text)
+        start = warp.cta.offset(targets[lane], size)
+        data = ctypes.string_at(sources[lane], size)
         if warp.cta.mail.order.random() < 0.5:
-            warp.cta.shared[start : start + 16] = data
+            warp.cta.shared[start : start + size] = data
         else:
             warp.copies.setdefault(lane, []).append((start, data))
 

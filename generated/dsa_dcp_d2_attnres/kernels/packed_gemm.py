@@ -55,6 +55,7 @@ class PackedGemm:
     tokens:  rows of a CTA: 8, 16, 32 or 64. Any number of rows may be launched; the
              smallest that holds them all is the fastest.
     ring:    KiB of the ring; what it leaves, a CTA of the next kernel may take.
+    window:  KiB of weights that are on their way at a time; 0: all that fit the ring.
 
     Raises ValueError for a tile that the kernel is not written for.
     """
@@ -65,6 +66,7 @@ class PackedGemm:
     tile_n: int = 32
     tokens: int = 64
     ring: int = skinny.MOST_SHARED
+    window: int = 0
 
     def __post_init__(self) -> None:
         self._product()
@@ -72,8 +74,8 @@ class PackedGemm:
     def _product(self) -> skinny.SkinnyGemm:
         shape = OUTPUTS, INPUTS, self.tile_n, self.tokens, self.ring
         if self.without_gate:
-            return GappedGemm(*shape, GATE_COLUMN, GATE)
-        return skinny.SkinnyGemm(*shape)
+            return GappedGemm(*shape, GATE_COLUMN, GATE, window=self.window)
+        return skinny.SkinnyGemm(*shape, window=self.window)
 
     @cute.jit
     def __call__(self, hidden: cute.Tensor, packed: cute.Tensor, projected: cute.Tensor, stream):
@@ -95,15 +97,15 @@ class PackedGemm:
         if warp == skinny.REQUESTING_WARP:
             product.request_weights(ring, packed)
         cute.arch.sync_threads()  # the barriers of the ring are ready
-        pdl.wait()
         if warp == skinny.REQUESTING_WARP:
             product.request_rest(ring, packed)
+        pdl.wait()
+        if product.multiplies(warp):
+            product.multiply(ring, sums)
         elif product.copies(warp):
             product.copy_tokens(ring, hidden)
             if cutlass.const_expr(self.release):
                 pdl.release()
-        else:
-            product.multiply(ring, sums)
         cute.arch.sync_threads()  # the ring is read to its end: sums may take its place
         if product.multiplies(warp):
             product.keep(ring, sums)

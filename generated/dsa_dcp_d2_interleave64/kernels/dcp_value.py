@@ -218,10 +218,11 @@ class DcpValue:
                     self._value(merged, weights, gate, lengths, gated, head, first_row)
                     cute.arch.sync_threads()  # before the next tile's rows take their place
 
-    def _weights(self, row: cute.Tensor, group_lane) -> list[cute.TensorSSA]:
+    def _weights(self, row: cute.Tensor, group_lane) -> list:
         """This lane's words of one row of w_uv."""
         return [
-            memory.load_words(row, step * mma.GROUP_LANES + group_lane) for step in range(SLICES)
+            memory.load_words_once(row, step * mma.GROUP_LANES + group_lane)
+            for step in range(SLICES)
         ]
 
     @cute.jit

@@ -219,10 +219,11 @@ class DcpValueProjected:
             for item in cutlass.range(warp, gated.shape[0] * HEADS, ctas * WARPS, unroll=1):
                 self._merge(item, partial_mail, lse_mail, gate, lengths, gated, fault)
 
-    def _weights(self, row: cute.Tensor, group_lane) -> list[cute.TensorSSA]:
+    def _weights(self, row: cute.Tensor, group_lane) -> list:
         """This lane's words of one row of w_uv_all."""
         return [
-            memory.load_words(row, step * mma.GROUP_LANES + group_lane) for step in range(SLICES)
+            memory.load_words_once(row, step * mma.GROUP_LANES + group_lane)
+            for step in range(SLICES)
         ]
 
     @cute.jit

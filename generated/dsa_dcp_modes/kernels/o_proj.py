@@ -56,8 +56,8 @@ class OProj:
     tokens:   rows of a CTA: 8, 16, 32 or 64. Any number of rows may be launched; the
               smallest that holds them all is the fastest.
     ring:     KiB of the ring; what it leaves, a CTA of the next kernel may take.
-    pace:     nanoseconds between the requests of two stages of weights ahead of the wait, so that
-              what it waits for finds memory free; 0: all at once.
+    window:   KiB of weights that are on their way at a time, so that what it waits for finds no
+              queue in front of memory; 0: all that fit the ring.
 
     Raises ValueError for a tile that the kernel is not written for.
     """
@@ -69,7 +69,7 @@ class OProj:
     tile_n: int = 64
     tokens: int = 64
     ring: int = skinny.MOST_SHARED
-    pace: int = 0
+    window: int = 0
 
     def __post_init__(self) -> None:
         if self.two_shot and OUTPUTS % RANKS:
@@ -77,7 +77,9 @@ class OProj:
         self._product()
 
     def _product(self) -> PublishedGemm:
-        return PublishedGemm(OUTPUTS, INPUTS, self.tile_n, self.tokens, self.ring, pace=self.pace)
+        return PublishedGemm(
+            OUTPUTS, INPUTS, self.tile_n, self.tokens, self.ring, window=self.window
+        )
 
     @cute.jit
     def __call__(self, gated: cute.Tensor, o_proj: cute.Tensor, o_mail_peers: cute.Tensor, stream):
@@ -101,17 +103,14 @@ class OProj:
             product.request_weights(ring, o_proj)
         cute.arch.sync_threads()  # the barriers of the ring are ready
         if warp == skinny.REQUESTING_WARP:
-            product.request_paced(ring, o_proj)
-        pdl.wait()
-        product.begin(ring)
-        if warp == skinny.REQUESTING_WARP:
             product.request_rest(ring, o_proj)
+        pdl.wait()
+        if product.multiplies(warp):
+            product.multiply(ring, sums)
         elif product.copies(warp):
             product.copy_tokens(ring, gated)
             if cutlass.const_expr(self.release):
                 pdl.release()
-        else:
-            product.multiply(ring, sums)
         cute.arch.sync_threads()  # the ring is read to its end: sums may take its place
         if product.multiplies(warp):
             product.keep(ring, sums)

@@ -11,8 +11,8 @@ A negative slot inserts nothing; the row's query is written all the same.
 
 Grid     a cluster a head and `tokens` rows. Its CTAs share the rows of Q_B and the columns of
          W_UK; every one of them norms all rows. Last warp: the cache, one row a CTA.
-Loads    Q_B straight into the fragments of the tensor cores, W_UK and the rows through shared
-         memory; nope values from CTA to CTA.
+Loads    Q_B straight into the fragments of the tensor cores, as much as registers hold; the rest
+         of it, W_UK and the rows through shared memory; nope values from CTA to CTA.
 Wait     weights are requested before it, the rest behind it. The last warp releases, once it has
          stored its rows and fenced them for bulk copies.
 Rounding to BF16: q_c, Q_B, W_UK, the normed latent; to E4M3 (nearest even, saturating): the rest.
@@ -47,15 +47,15 @@ RMS_EPS = 1e-06
 
 BF16_BYTES = 2
 LATENT = KV_LORA + PE
-HEAD = HeadQuery(Q_LORA, NOPE, PE, KV_LORA)
+HEAD_THREADS = HeadQuery(Q_LORA, NOPE, PE, KV_LORA).threads  # of a CTA that work on the query
 Q_VECTOR = memory.vector_width(BF16_BYTES, Q_LORA // reduce.WARP, PITCH, Q_A_COLUMN)
 NORM = RmsNorm(Q_LORA, RMS_EPS, Q_VECTOR)
 CACHE_ROW = LatentRow(KV_LORA, PE, RMS_EPS)
-CLUSTER = HEAD.cluster
-PRODUCT = HEAD.product
-THREADS = HEAD.threads + reduce.WARP
+THREADS = HEAD_THREADS + reduce.WARP
+SHARED_BYTES = 227 * 1024  # of a CTA at most
+BARRIER_BYTES = 256  # and gaps, rounded up
 QUERY_BARRIER = 1
-BARRIERS = 3  # q_norm, W_UK and the nope values have arrived
+BARRIERS = 4  # W_UK, the nope values, staged rows of Q_B and q_norm have arrived
 Q_A_ALIGN = BF16_BYTES * memory.vector_width(BF16_BYTES, PITCH, Q_A_COLUMN)
 KV_A_ALIGN = BF16_BYTES * memory.vector_width(BF16_BYTES, PITCH, KV_A_COLUMN)
 PAGE_ALIGN = memory.vector_width(1, TOKEN_BYTES)
@@ -92,16 +92,26 @@ class MlaQuery:
     pdl:        launch with the attribute that lets this grid start before its predecessor ends.
     writes_q_c: also store the normed rows.
     tokens:     rows of a cluster, a multiple of 16.
+    parts:      CTAs of a head at most; fewer leave room for another grid beside this one.
     """
 
     release: bool = True
     pdl: bool = True
     writes_q_c: bool = False
     tokens: int = 64
+    parts: int = 8
 
     def __post_init__(self) -> None:
         if self.tokens < mma.TILE_M or self.tokens % mma.TILE_M:
             raise ValueError(f"tokens {self.tokens} is not a multiple of {mma.TILE_M}")
+        if self.parts < 1:
+            raise ValueError(f"parts {self.parts}: a head needs a CTA")
+        needed = self._head.shared_bytes(self.tokens, self._tiles.stages) + BARRIER_BYTES
+        if needed > SHARED_BYTES:
+            raise ValueError(
+                f"tokens {self.tokens} and parts {self.parts} need {needed} bytes of shared "
+                f"memory, {SHARED_BYTES} are there"
+            )
 
     @cute.jit
     def __call__(
@@ -134,9 +144,9 @@ class MlaQuery:
             query=query,
             q_c=q_c,
         ).launch(
-            grid=[CLUSTER, HEADS, cute.ceil_div(kv_a.shape[0], self.tokens)],
+            grid=[self._head.cluster, HEADS, cute.ceil_div(kv_a.shape[0], self.tokens)],
             block=[THREADS, 1, 1],
-            cluster=[CLUSTER, 1, 1],
+            cluster=[self._head.cluster, 1, 1],
             stream=stream,
             use_pdl=self.pdl,
         )
@@ -158,19 +168,23 @@ class MlaQuery:
         q_c: cute.Tensor | None,
     ):
         _, head, _ = cute.arch.block_idx()
-        if cute.arch.warp_idx() < PRODUCT.warps:
+        if cute.arch.thread_idx()[0] < HEAD_THREADS:
             weights = w_uk[head, None, None]
             self._query(q_a, q_norm, q_c, q_b, weights, q_scale_inv[0], query[None, head, None])
         else:
             self._insert(kv_a, slots, kv_norm, k_scale_inv, latent_kv)
 
     @property
+    def _head(self) -> HeadQuery:
+        return HeadQuery(Q_LORA, NOPE, PE, KV_LORA, self.parts)
+
+    @property
     def _tiles(self) -> RowTiles:
-        return RowTiles(NORM, PRODUCT, self.tokens)
+        return RowTiles(NORM, self._head.product, self.tokens)
 
     def _meet(self):
         """Barrier of the warps that work on the query."""
-        cute.arch.barrier(barrier_id=QUERY_BARRIER, number_of_threads=HEAD.threads)
+        cute.arch.barrier(barrier_id=QUERY_BARRIER, number_of_threads=HEAD_THREADS)
 
     @cute.jit
     def _query(
@@ -187,30 +201,39 @@ class MlaQuery:
         part, head, chunk = cute.arch.block_idx()
         thread = cute.arch.thread_idx()[0]
         warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
+        division = self._head
+        product = division.product
         shared = SmemAllocator()
         align = memory.VECTOR_BYTES
         rows_here = shared.allocate_tensor(BFloat16, self._tiles.layout(), align)
-        partial = shared.allocate_tensor(Float32, PRODUCT.partial_layout(), align)
-        nope = shared.allocate_tensor(BFloat16, HEAD.nope_layout(self.tokens), align)
-        w_uk_share = shared.allocate_tensor(BFloat16, HEAD.w_uk_layout(), align)
+        partial = shared.allocate_tensor(Float32, product.partial_layout(), align)
+        nope = shared.allocate_tensor(BFloat16, division.nope_layout(self.tokens), align)
+        w_uk_share = shared.allocate_tensor(BFloat16, division.w_uk_layout(), align)
         barriers = barrier.allocate(shared, BARRIERS)
-        w_uk_here, nope_here = barriers, barriers + 1
+        w_uk_here, nope_here, staged_here = (barriers + place for place in range(3))
+        staged = None
+        if cutlass.const_expr(product.staged > 0):
+            staged = shared.allocate_tensor(BFloat16, product.staged_layout(), align)
         norm_weight = shared.allocate_tensor(BFloat16, cute.make_layout(Q_LORA), align)
-        norm_here = barriers + 2
+        norm_here = barriers + 3
         source = q_a
 
         first = chunk * self.tokens
         rows = cutlass.min(source.shape[0] - first, self.tokens)
         if warp == 0:
             if lane == 0:
-                inbox.open_inbox(nope_here, HEAD.inbox_bytes(rows))
-                inbox.open_inbox(w_uk_here, HEAD.w_uk_bytes)
+                inbox.open_inbox(nope_here, division.inbox_bytes(rows))
+                inbox.open_inbox(w_uk_here, division.w_uk_bytes)
                 inbox.open_inbox(norm_here, Q_LORA * BF16_BYTES)
                 bulk.copy_run(q_norm, norm_weight, norm_here)
+                if cutlass.const_expr(product.staged > 0):
+                    inbox.open_inbox(staged_here, product.staged_bytes)
             cute.arch.sync_warp()
-            HEAD.request_w_uk(w_uk, part, w_uk_share, w_uk_here, lane)
-        output = (head * CLUSTER + part) * PRODUCT.outputs
-        weights = PRODUCT.load_weights(q_b, output, warp, lane)
+            division.request_w_uk(w_uk, part, w_uk_share, w_uk_here, lane)
+        output = (head * division.cluster + part) * product.outputs
+        if cutlass.const_expr(product.staged > 0):
+            product.request_staged(q_b, output, staged, staged_here, warp, lane)
+        weights = product.load_weights(q_b, output, warp, lane)
         cluster.start()
         pdl.wait()
 
@@ -223,24 +246,26 @@ class MlaQuery:
             barrier.wait(norm_here, 0)
             self._tiles.normalise(stage, norm_weight, source.shape[0] - tile_row, warp, lane)
             if cutlass.const_expr(self.writes_q_c):
-                owner = head * CLUSTER + part
-                self._tiles.copy(stage, q_c, tile_row, owner, HEADS * CLUSTER, warp, lane)
+                owner = head * division.cluster + part
+                self._tiles.copy(stage, q_c, tile_row, owner, HEADS * division.cluster, warp, lane)
             self._meet()
             if tile + 1 < count:
                 next_stage = self._tiles.stage(rows_here, tile + 1)
                 self._tiles.request(source, next_stage, tile_row + mma.TILE_M, warp, lane)
-            PRODUCT.store_products(stage, weights, partial, warp, lane)
+            if cutlass.const_expr(product.staged > 0):
+                barrier.wait(staged_here, 0)
+            product.store_products(stage, weights, partial, warp, lane, staged)
             self._meet()
             nope_tile = cute.local_tile(nope, (mma.TILE_M, NOPE), (tile, 0))
-            HEAD.share(partial, nope_tile, nope_here, query, tile_row, part, thread, scale)
+            division.share(partial, nope_tile, nope_here, query, tile_row, part, thread, scale)
 
         barrier.wait(w_uk_here, 0)
-        columns = HEAD.load_w_uk(w_uk_share, warp, lane)
+        columns = division.load_w_uk(w_uk_share, warp, lane)
         inbox.receive(nope_here)
         for tile in cutlass.range(count, unroll=1):
             tile_row = first + tile * mma.TILE_M
             nope_tile = cute.local_tile(nope, (mma.TILE_M, NOPE), (tile, 0))
-            HEAD.absorb(nope_tile, columns, query, tile_row, part, warp, lane, scale)
+            division.absorb(nope_tile, columns, query, tile_row, part, warp, lane, scale)
 
     @cute.jit
     def _insert(
@@ -260,7 +285,8 @@ class MlaQuery:
         first = chunk * self.tokens
         last = cutlass.min(first + self.tokens, kv_a.shape[0])
         pdl.wait()
-        for row in cutlass.range(first + head * CLUSTER + part, last, HEADS * CLUSTER, unroll=1):
+        parts = self._head.cluster
+        for row in cutlass.range(first + head * parts + part, last, HEADS * parts, unroll=1):
             x = CACHE_ROW.load(kv_a[row, None], lane)
             pe = cute.domain_offset((KV_LORA,), kv_a[row, None])
             slot = slots[row]

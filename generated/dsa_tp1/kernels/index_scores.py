@@ -10,9 +10,10 @@ they hold. Keys lie in pages, their place given by index_table: codes of the PAG
 their scales.
 
 Grid     `ctas` CTAs, one an SM. The pages that the requests see form one list, request after
-         request; every CTA takes an equal share of it, so any mix of lengths is balanced. The
-         last warp fetches the pages; `groups` groups of WARPS warps score one page each, 16 keys
-         a warp, against all rows of the request at once.
+         request; every CTA takes an equal share of it, so any mix of lengths is balanced, but for
+         a lead of those that start ahead of others. The last warp fetches the pages; `groups`
+         groups of WARPS warps score one page each, 16 keys a warp, against all rows of the request
+         at once.
 Loads    a page is one bulk copy into a ring of `stages` pages. Codes of keys become FP16 (exactly)
          in registers, those of the query in shared memory, once a request: the columns of the
          product are the heads of all its rows, so that their keys are read and converted once.
@@ -99,7 +100,9 @@ class IndexScores:
               this kernel writes).
     pdl:      launch with the attribute that lets this grid start before its predecessor ends.
     rank, ranks, interleave: this rank's share of every context, as runtime.sharding.Shard has it.
-    ctas:     CTAs of the grid, a multiple of the SMs.
+    ctas:     CTAs of the grid.
+    ahead:    CTAs that find a multiprocessor at once where others wait for one: these take `lead`
+    lead:     pages more, what they score in that time.
     groups:   pages that a CTA scores at a time, 1 to 3.
     stages:   pages of the ring.
     product:  f16, exact but for the FP32 sum; or e4m3, which multiplies the codes as they are
@@ -113,6 +116,8 @@ class IndexScores:
     ranks: int = 1
     interleave: int = 1
     ctas: int = 132
+    ahead: int = 0
+    lead: int = 0
     groups: int = 3
     stages: int = min(9, MAX_STAGES)
     product: str = "f16"
@@ -127,6 +132,8 @@ class IndexScores:
             )
         if self.ctas < 1:
             raise ValueError(f"ctas {self.ctas}: at least one is needed")
+        if self.ahead < 0 or self.lead < 0:
+            raise ValueError(f"ahead {self.ahead} and lead {self.lead}: neither is negative")
         if self.product not in warpgroup.KINDS:
             known = ", ".join(warpgroup.KINDS)
             raise ValueError(f"unknown product {self.product!r}; choose from {known}")
@@ -191,7 +198,9 @@ class IndexScores:
             barrier.fence_ready()
 
         reach = cutlass.min(index_table.shape[1] * PAGE, scores.shape[1])
-        count, request, page = page_share.share(lengths, reach, PAGE, self.shard)
+        count, request, page = page_share.share(
+            lengths, reach, PAGE, self.shard, self.ahead, self.lead
+        )
         # Where this CTA has no page, its place lies behind the last request.
         length = lengths[cutlass.min(request, lengths.shape[0] - 1)]
         entry = Int32(0)

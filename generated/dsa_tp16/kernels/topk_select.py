@@ -37,6 +37,7 @@ from cutlass.memory import SmemAllocator
 from kpipe.runtime.device import (
     barrier,
     cluster,
+    copy_async,
     digits,
     histogram,
     inbox,
@@ -203,9 +204,9 @@ class TopkSelect:
         page = part * self.warps * width // PAGE
         listed = Target(keys, block_table[request, None], Int32(0), block_rows, selected[row, None])
         target = Target(keys, shared.table, page, block_rows, selected[row, None])
-        if visible > TOP_K:
-            self._keep_table(block_table[request, None], page, visible, shared.table)
         self._make_ready(shared)
+        if visible > TOP_K:
+            self._request_table(block_table[request, None], page, visible, shared.table)
 
         pdl.wait()
         if part == 0 and cute.arch.thread_idx()[0] == 0:
@@ -252,12 +253,13 @@ class TopkSelect:
         cluster.meet(self.parts)
 
     @cute.jit
-    def _keep_table(self, table: cute.Tensor, page, visible, kept: cute.Tensor):
-        """The blocks of this CTA's keys."""
+    def _request_table(self, table: cute.Tensor, page, visible, kept: cute.Tensor):
+        """The blocks of this CTA's keys, which nobody waits for ahead of the last step."""
         pages = cute.ceil_div(visible, PAGE) - page
         count = cutlass.min(pages, cute.size(kept))
         for place in range(cute.arch.thread_idx()[0], count, self.threads):
-            kept[place] = table[page + place]
+            source = memory.vector_at(table, page + place, 1)
+            copy_async.copy(source, memory.vector_at(kept, place, 1))
 
     @cute.jit
     def _take_all(self, part, visible, target: Target):
@@ -299,6 +301,7 @@ class TopkSelect:
             count = found[2]
             turn = turn + 1
         self._sort_out(share, bin_found, prefix, shift, turn > 1, shared)
+        copy_async.wait()  # the blocks
         cute.arch.sync_threads()
         self._send(part, count, share.keys, shared)
         if self.release:

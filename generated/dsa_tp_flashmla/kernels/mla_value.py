@@ -119,7 +119,12 @@ class MlaValue:
         first_output = tile * self.v_tile
 
         weights = [
-            self._load_slices(w_uv[head, first_output + column + group, None], warp, group_lane)
+            self._load_slices(
+                w_uv[head, first_output + column + group, None],
+                warp,
+                group_lane,
+                memory.load_words_once,
+            )
             for column in range(0, self.v_tile, mma.TILE_N)
         ]
         # This thread's share of the result: `width` neighbouring outputs of one row. Rows past the
@@ -159,12 +164,11 @@ class MlaValue:
         pitch = self.v_tile + BANK_PAD
         return cute.make_layout((WARPS, TILE_M, self.v_tile), stride=(TILE_M * pitch, pitch, 1))
 
-    def _load_slices(self, row: cute.Tensor, warp, group_lane) -> list[cute.TensorSSA]:
+    def _load_slices(self, row: cute.Tensor, warp, group_lane, load=memory.load_words) -> list:
         """This lane's words of the KV_LORA / WARPS columns of `row` that its warp sums over."""
         first = warp * WARP_SLICES
         return [
-            memory.load_words(row, (first + step) * mma.GROUP_LANES + group_lane)
-            for step in range(WARP_SLICES)
+            load(row, (first + step) * mma.GROUP_LANES + group_lane) for step in range(WARP_SLICES)
         ]
 
     def _store_products(self, upper, lower, weights, partial: cute.Tensor, group, group_lane):
