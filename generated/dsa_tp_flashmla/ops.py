@@ -60,7 +60,7 @@ OPS = (
         tactics={
             ("sm_90a", 1): {"tile_n": 24, "tokens": 8, "ring": 112},
             ("sm_90a", 4): {"tile_n": 32, "tokens": 8, "ring": 72},
-            ("sm_90a", 8): {"tile_n": 32, "tokens": 8, "ring": 112},
+            ("sm_90a", 8): {"tile_n": 24, "tokens": 8, "ring": 112},
             ("sm_90a", 16): {"tile_n": 24, "tokens": 16, "ring": 112},
             ("sm_90a", 32): {"tile_n": 32, "tokens": 32, "ring": 112},
             ("sm_90a", 64): {"tile_n": 32, "tokens": 64, "ring": 112},
