@@ -3,7 +3,7 @@
 A CTA runs beside another one only if the SM's memory was divided for both of them: the driver
 divides it for the kernel that comes to an idle SM first, and for that kernel alone. A grid whose
 CTAs need little then keeps out those of its dependent grid that need much, though there is room:
-`o_proj` did not start beside the value (docs/decisions/0020). The division is an attribute of a
+`o_proj` did not start beside the value (docs/decisions/0021). The division is an attribute of a
 launch; CuTe DSL has a `preferred_smem_carveout` for it and does not hand it over through TVM-FFI.
 """
 

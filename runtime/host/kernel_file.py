@@ -19,7 +19,7 @@ class Variant(Protocol):
     """A kernel with its flags fixed.
 
     `operands` are the names of its operands in order, empty for one that the flags leave out;
-    `cluster_ctas` are the CTAs of one of its clusters, 1 without any.
+    `cluster_ctas` are the CTAs of one of its clusters at most, 1 without any.
     """
 
     operands: tuple[str, ...]
@@ -55,7 +55,7 @@ class FileVariant:
 
     @property
     def cluster_ctas(self) -> int:
-        """CTAs of a cluster: as the tile says, else the file."""
+        """CTAs of a cluster at most: as the tile says, else the file."""
         named = [getattr(self.kernel, name, 1) for name in CLUSTER_FLAGS]
         return max(self.fixed_cluster, *named)
 

@@ -27,8 +27,9 @@ def _vote(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
 
 
 def _redux(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
-    assert doing.all() and "add" in instruction.op, instruction.text
-    total = int(warp.read(instruction.operands[1], "s32").sum())
+    assert doing.all() and instruction.op[2] in ("add", "max"), instruction.text
+    values = warp.read(instruction.operands[1], "s32")
+    total = int(values.max() if instruction.op[2] == "max" else values.sum())
     warp.write(instruction.operands[0], torch.full((LANES,), total & 0xFFFF_FFFF), doing)
 
 

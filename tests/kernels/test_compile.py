@@ -345,10 +345,35 @@ def test_value_flags_are_checked(modules):
             module.MlaValue(v_tile=v_tile)
 
 
+ONCE = "ld.global.L1::no_allocate.L2::cache_hint.v4.b32"  # of weights, which nobody reads again
+
+
 def test_wide_loads(modules):
-    for name, vectors in {"rms_norm": 2, "mla_value": 16, "mla_gate": 2}.items():
+    for name, (vectors, once) in {
+        "rms_norm": (2, 0), "mla_value": (8, 8), "mla_gate": (2, 0)
+    }.items():  # fmt: skip
         lines = build(modules["kimi", name], name, "sm_90a").splitlines()
         assert sum("ld.global.v4.b32" in line for line in lines) == vectors
+        assert sum(ONCE in line for line in lines) == once
+
+
+def test_a_launch_asks_for_all_of_shared_memory(modules, monkeypatch):
+    """Once a launch, and nothing is left behind in the compiler."""
+    from cutlass.cutlass_dsl.cutlass import cuda_dialect
+
+    asked = []
+    carve_out = cuda_dialect.launch_cfg_shared_mem_carveout
+    set_cooperative = cuda_dialect.launch_cfg_cooperative
+
+    def counted(config, percent, **where):
+        asked.append(percent.owner.attributes["value"].value)
+        return carve_out(config, percent, **where)
+
+    monkeypatch.setattr(cuda_dialect, "launch_cfg_shared_mem_carveout", counted)
+    kernel = modules["kimi", "mla_value"].MlaValue(v_tile=8)  # compiled nowhere else
+    compile_kernel(kernel, modules["kimi", "mla_value"].operands(), "sm_90a")
+    assert asked == [100]
+    assert cuda_dialect.launch_cfg_cooperative is set_cooperative
 
 
 def test_gate_takes_the_values_of_a_larger_step(modules):

@@ -136,7 +136,20 @@ def test_every_weight_is_loaded_once(modules, name):
     loads = [access for access in accesses if access.parameters == {q_b}]
     # 24 rows of 1536 in 16-byte loads of 256 threads.
     assert len(loads) == 24 * 1536 * 2 // 16 // 256
-    assert all("v4.b32" in access.text for access in loads)
+    assert all("L2::cache_hint.v4.b32" in access.text for access in loads)
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_head_by_fewer_ctas_has_weights_in_two_places(modules, name):
+    """48 rows of Q_B a CTA: 40 in registers, the last eight in shared memory, a copy a row."""
+    module = modules["fp8_tensor", name]
+    ptx = build(module, name, "sm_90a", tokens=16, parts=4)
+    assert ".local" not in ptx
+    names = names_of(module.operands())
+    assert_waits(ptx, names, WEIGHTS[name])
+    own = [a for a in global_accesses(ptx) if a.parameters == {names.index("q_b")}]
+    copies = [access for access in own if "cp.async.bulk" in access.text]
+    assert len(copies) == 1 and len(own) - 1 == 40 * 1536 * 2 // 16 // 256
 
 
 # Weight rows in registers and in shared memory: two CTAs an SM, and a wide CTA in a cluster of two.
@@ -249,6 +262,11 @@ def test_flags_are_checked(modules):
     for tokens in (8, 24):
         with pytest.raises(ValueError, match=f"tokens {tokens} is not a multiple of 16"):
             module.MlaQuery(tokens=tokens)
+    with pytest.raises(ValueError, match="parts 0: a head needs a CTA"):
+        module.MlaQuery(parts=0)
+    message = "tokens 128 and parts 4 need 24.* bytes of shared memory, 232448 are there"
+    with pytest.raises(ValueError, match=message):
+        module.MlaQuery(tokens=128, parts=4)
     front = modules["fp8_tensor", "index_front"]
     for tokens in (0, 24):
         message = f"tokens {tokens} is neither 8 nor a multiple of 16"
@@ -279,6 +297,8 @@ def test_transposed_columns_meet_their_rows():
     ("head", "cluster"),
     [
         (HeadQuery(1536, 128, 64, 512), 8),
+        (HeadQuery(1536, 128, 64, 512, 4), 4),
+        (HeadQuery(1536, 128, 64, 512, 3), 1),
         (HeadQuery(128, 32, 16, 128), 2),
         (HeadQuery(64, 32, 16, 64), 1),
     ],

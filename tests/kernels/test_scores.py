@@ -129,6 +129,7 @@ def test_a_share_of_the_context_is_compiled_in(modules):
         ({"stages": 40}, "stages 40 is outside 3..23: a stage a group, all in shared memory"),
         ({"product": "bf16"}, "unknown product 'bf16'; choose from f16, e4m3"),
         ({"ctas": 0}, "ctas 0: at least one is needed"),
+        ({"ahead": 84, "lead": -1}, "ahead 84 and lead -1: neither is negative"),
         ({"rank": 2, "ranks": 2}, "rank 2 is outside 0..1"),
         ({"ranks": 2, "interleave": 0}, "interleave 0 must be at least 1"),
     ],

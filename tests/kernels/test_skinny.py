@@ -127,6 +127,29 @@ def test_half_a_ring_fits_twice():
     assert 2 * (ring + 1) <= 228
 
 
+@pytest.mark.parametrize(
+    ("tile_n", "window", "flying"),
+    [(24, 0, 14), (24, 64, 5), (24, 8, 1), (64, 64, 2), (64, 1000, 6)],
+)
+def test_a_window_bounds_what_is_on_its_way(tile_n, window, flying):
+    product = SkinnyGemm(*PRODUCTS["packed_gemm"], tile_n, 8, window=window)
+    assert product.in_flight == flying <= product.stages
+    assert not window or flying == 1 or flying * product.weight_tile.bytes <= window * 1024
+    # A third barrier a stage, for the weights alone.
+    stage = product.weight_tile.bytes + product.token_tile.bytes
+    assert product.stages * (stage + (24 if window else 16)) <= 227 * 1024
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_window_is_compiled_in(kernels, name):
+    """Its stages at once, every other one behind an earlier one; all ahead of the wait."""
+    ptx = build(kernels[name], name, "sm_90a", tile_n=64, tokens=8, window=64)
+    product = SkinnyGemm(*PRODUCTS[name], 64, 8, window=64)
+    assert ptx.count(LOAD) == product.in_flight + 1
+    assert ptx.count("mbarrier.init") == 3 * product.stages
+    assert max(ptx.find(LOAD), ptx.rfind(LOAD)) < ptx.find(WAIT)
+
+
 @pytest.mark.parametrize("tile_n", [16, 24, 32, 64])
 def test_a_gap_takes_its_tiles_away(tile_n):
     """2112 outputs, the gate's 1536, 160: CTAs of the first and of the last, none of the gate."""

@@ -102,6 +102,7 @@ def test_a_score_beyond_the_bins_is_found_by_its_rank(module):
     [
         ("ahead < need", "ahead <= need"),
         ("        barrier.wait_for_peers(shared.arrived, 0)\n", ""),
+        ("        copy_async.wait()  # the blocks\n", ""),
     ],
 )
 def test_a_wrong_kernel_is_found(tmp_path, old, new):

@@ -105,7 +105,7 @@ def test_a_cluster_without_room_beside_polls_of_other_ranks_is_refused(layers, d
     monkeypatch.setattr("kpipe.runtime.comm.device_ranks.multiprocessors", lambda device: 132)
     monkeypatch.setattr("kpipe.runtime.comm.device_ranks.SMS_PER_GPC", 7)
     wanted = (
-        r"\w+ at 1 rows: a cluster of 2 CTAs, and beside what the other ranks have "
+        r"mla_query at 1 rows: a cluster of 8 CTAs, and beside what the other ranks have "
         r"waiting on this device there is room for 1; drive the ranks in lockstep, or take other"
     )
     with pytest.raises(LayerError, match=wanted):

@@ -96,7 +96,7 @@ def test_tiles_hold_the_rows_and_begin_with_the_present_one(tuning: Tuning) -> N
     assert step.stands_for == (3, 4, 8) and step.method == "_fork"
     assert all(dict(one.tactic)["tokens"] == 8 for one in step.candidates)  # 16 and more idle
     own = step_of(tuning, "mla_query q1 rows 2")
-    assert own.candidates[0].tactic == () and names(own)[1:] == ["tokens 16"]
+    assert own.candidates[0].tactic == () and names(own)[1:] == ["tokens 16", "tokens 16, parts 4"]
 
 
 def test_limit_keeps_the_present_and_names_what_it_leaves_out(tmp_path: Path) -> None:
