@@ -79,10 +79,18 @@ def names_of(options: argparse.Namespace) -> list[str]:
     return sorted(path.stem for path in files if path.stem != "__init__")
 
 
+def shown(word: str) -> str:
+    """A word of a command as its log has it: the same wherever the project lies."""
+    if word == sys.executable:
+        return "python3"
+    root = HERE.parent
+    return str(Path(word).relative_to(root)) if Path(word).is_relative_to(root) else word
+
+
 def bounded(command: list[str], log: Path, seconds: float) -> int | None:
     """Exit code of a command whose output goes to `log`; None if it had to be stopped."""
     with log.open("w") as file:
-        file.write(" ".join(command) + "\n")
+        file.write(" ".join(map(shown, command)) + "\n")
         file.flush()
         process = subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True

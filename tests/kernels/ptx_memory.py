@@ -86,6 +86,7 @@ def _copy(warp: Warp, instruction: Instruction, doing: Tensor) -> None:
         return
     assert instruction.op[-2:] == ("shared", "global"), instruction.text
     (size,) = map(int, instruction.operands[2:])
+    assert size == 16 if "cg" in instruction.op else size in (4, 8, 16), instruction.text
     targets, sources = (warp.addresses(operand) for operand in instruction.operands[:2])
     for lane in lanes_of(doing):
         warp.launch.check(sources[lane], size, instruction.text)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernel_files import load
 from ptx_machine import Launch, packed, parse, run
-from test_compile import load
 
 from kpipe.runtime.host.compile import compile_kernel, ptx_of
 

@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 import torch
+from kernel_files import ARCHS, GEOMETRIES, context, load
 from ptx_flow import RELEASE, WAIT, global_accesses
-from test_compile import ARCHS, GEOMETRIES, context, load
 
 from kpipe.codegen.ops.contract import Release
 from kpipe.codegen.ops.registry import CONTRACTS

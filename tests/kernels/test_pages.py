@@ -7,8 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from ptx_flow import parameter_registers
-from test_compile import (
+from kernel_files import (
     ARCHS,
     KIMI,
     STEP_READS,
@@ -19,6 +18,7 @@ from test_compile import (
     load,
     names_of,
 )
+from ptx_flow import parameter_registers
 
 from kpipe.codegen.render.api import environment
 from kpipe.runtime.formats import cache_format as layout

@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pytest
 import torch
+from kernel_files import GEOMETRIES, context, load
 from ptx_flow import global_accesses
 from ptx_machine import Launch, OutOfMemory, packed, parse, run
-from test_compile import GEOMETRIES, context, load
 from torch import Tensor
 
 from kpipe.codegen.render.api import environment

@@ -6,8 +6,7 @@ import itertools
 import re
 
 import pytest
-from ptx_flow import global_accesses, parameter_registers
-from test_compile import (
+from kernel_files import (
     ARCHS,
     GEOMETRIES,
     SMALL,
@@ -19,6 +18,7 @@ from test_compile import (
     operands_of,
     render,
 )
+from ptx_flow import global_accesses, parameter_registers
 
 from kpipe.runtime.device import mma
 from kpipe.runtime.device.head_query import HeadQuery

@@ -82,7 +82,8 @@ def test_every_lane_has_a_program_and_a_log_of_its_own(sanitize, fake_tool, tmp_
         *("--rows", "1", "--kernels", "sparse_decode_wide"),
     ]
     assert sanitize.main(given) == 0
-    assert (tmp_path / "racecheck_sparse_decode_wide_every_lane.txt").exists()
+    log = (tmp_path / "racecheck_sparse_decode_wide_every_lane.txt").read_text()
+    assert " python3 bench/every_lane.py generated/dsa_tp1 --rows 1 " in log.splitlines()[0]
     assert capsys.readouterr().out.startswith("racecheck sparse_decode_wide: 0 hazards")
 
 

@@ -7,8 +7,8 @@ import re
 from types import ModuleType
 
 import pytest
+from kernel_files import GEOMETRIES, build, load, render
 from ptx_flow import parameter_registers
-from test_compile import GEOMETRIES, build, load, render
 
 from kpipe.runtime.device import warpgroup
 

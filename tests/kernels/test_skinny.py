@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from kernel_files import KERNELS, build, load, render
 from ptx_flow import RELEASE, WAIT
-from test_compile import KERNELS, build, load, render
 
 from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.runtime.device import skinny

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from test_compile import ARCHS, KIMI, SMALL, assert_waits, context, load
+from kernel_files import ARCHS, KIMI, SMALL, assert_waits, context, load
 
 from kpipe.codegen.ops.contract import Kind
 from kpipe.codegen.ops.registry import CONTRACTS

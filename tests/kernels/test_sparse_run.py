@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 import torch
+from kernel_files import KIMI, load
 from ptx_machine import Launch, packed, parse, run
-from test_compile import KIMI, load
 from test_sparse_decode import render
 
 from kpipe.runtime.host.compile import compile_kernel, ptx_of

@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from test_compile import KIMI, assert_waits, context, load
+from kernel_files import KIMI, assert_waits, context, load
 from torch import Tensor
 
 from kpipe.codegen.ops import contract as contract_terms

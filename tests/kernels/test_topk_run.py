@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 import torch
+from kernel_files import GEOMETRIES, context, load
 from ptx_machine import Launch, packed, parse, run
-from test_compile import GEOMETRIES, context, load
 from torch import Tensor
 
 from kpipe.codegen.render.api import environment

@@ -6,7 +6,7 @@ from itertools import product
 from types import ModuleType
 
 import pytest
-from test_compile import load, render
+from kernel_files import load, render
 
 from kpipe.codegen.ops.registry import CONTRACTS
 from kpipe.runtime.host.compile import compile_kernel, ptx_of

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kpipe.codegen.diagnostics import Diagnostic, Span
 from kpipe.codegen.spec.rows import (
+    TEXT_LIMIT,
     RowRange,
     RowsError,
     check_table,
@@ -317,9 +318,15 @@ def test_format_rows() -> None:
     assert format_rows([]) == ""
 
 
-@given(st.sets(st.integers(1, 300), min_size=1, max_size=40))
+@given(st.sets(st.integers(1, 300), min_size=1, max_size=60))
+@example(rows=set(range(100, 200, 2)))
 def test_format_and_parse_are_inverse(rows: set[int]) -> None:
-    assert parse_rows(format_rows(rows)) == tuple(sorted(rows))
+    text = format_rows(rows)
+    if len(text) <= TEXT_LIMIT:
+        assert parse_rows(text) == tuple(sorted(rows))
+    else:
+        with pytest.raises(RowsError, match=f"of {len(text)} characters; the limit is 200"):
+            parse_rows(text)
 
 
 @given(
